@@ -10,11 +10,13 @@
     ├── StorageError              a file or directory cannot be used
     │   ├── DataInUse             another process holds it
     │   ├── ForeignData           it is not from this program
+    │   │   └── OldLayout         an earlier version wrote it, and it must be built again
+    │   ├── UnsupportedTable      a table uses features that are not supported
     │   ├── NewerFormat           a later version wrote it
     │   ├── CorruptData           it is damaged
     │   ├── UsersFileError        the users file cannot be used
     │   └── CheckpointError       a consumer's checkpoint cannot be used
-    ├── NotCompiled               a compiled part of the node is missing
+    ├── NotCompiled               a compiled part of the node cannot be loaded
     ├── CannotListen              the node cannot listen on an address
     ├── UserError                 a user cannot be added, found or given a role
     ├── AddressError              an invalid address
@@ -32,11 +34,14 @@
     ├── RowsRefused               a cluster refused rows
     ├── TargetRefused             a pipeline's target refused changes
     ├── TargetBehind              a pipeline's target lacks batches
+    ├── TableConflict             another writer changed what a commit depends on
     ├── HttpRefused               an HTTP server refused a request
     ├── SearchError               an invalid search query
     ├── OffsetError               an invalid offset of a query
     ├── DataLoss                  no node has the history that a query has read
     ├── PipelineFailed            a pipeline cannot continue
+    ├── SparkUnavailable          it cannot be started here
+    ├── OtherBucket               a target holds the documents of another bucket
     └── StatusError               a refusal with a number: one class per status
         ├── KeyNotFound 0x01      ├── KeyExists 0x02        ├── TooBig 0x03
         ├── InvalidArguments 0x04 ├── NotStored 0x05        ├── NotANumber 0x06
@@ -52,7 +57,8 @@ becomes a plain ``StatusError`` that keeps the number.
 """
 
 import re
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 
 def without_password(text: str) -> str:
@@ -131,6 +137,14 @@ class ForeignData(StorageError):
     """The directory holds something that Upriver did not write."""
 
 
+class OldLayout(ForeignData):
+    """An earlier version of Upriver wrote the table in a layout that is no longer used."""
+
+
+class UnsupportedTable(StorageError):
+    """A Delta table uses features that Upriver does not support: which, and what to do."""
+
+
 class NewerFormat(StorageError):
     """A later version of Upriver wrote the directory."""
 
@@ -158,17 +172,24 @@ class CannotListen(UpriverError):
 
 
 class NotCompiled(UpriverError, ImportError):
-    """A compiled part that the node needs is missing."""
+    """A compiled part that the node needs is missing, or cannot be loaded: then ``why`` says the cause."""
 
-    def __init__(self, module: str) -> None:
-        super().__init__(module)
+    def __init__(self, module: str, why: str = "") -> None:
+        super().__init__(module, why)
         self.module = module
+        self.why = why
+
+    @classmethod
+    def after(cls, module: str, error: ImportError) -> "NotCompiled":
+        """The error for a failed import. It names no cause if there is no such file."""
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == module
+        return cls(module, "" if is_absent else str(error))
 
     def __str__(self) -> str:
-        return (
-            f"the node needs its compiled part {self.module}: install a C compiler, "
-            "then reinstall with pip install --force-reinstall --no-binary upriver upriver"
-        )
+        reinstall = "pip install --force-reinstall --no-binary upriver upriver"
+        if self.why:
+            return f"the node cannot load its compiled part {self.module}: {self.why}. Reinstall with {reinstall}"
+        return f"the node needs its compiled part {self.module}: install a C compiler, then reinstall with {reinstall}"
 
 
 class UserError(UpriverError, ValueError):
@@ -324,6 +345,22 @@ class TargetBehind(UpriverError):
         )
 
 
+class TableConflict(UpriverError):
+    """Another writer changed what a commit of a table depends on: read the table again, and try again.
+
+    ``commits`` are those since the version that the edit was computed from; the table's snapshot includes them.
+    """
+
+    def __init__(self, where: str, why: str, commits: Sequence[Any] = ()) -> None:
+        super().__init__(where, why, commits)
+        self.where = where
+        self.why = why
+        self.commits = commits
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.why}"
+
+
 class HttpRefused(UpriverError):
     """An HTTP server refused a request, and another attempt would not help."""
 
@@ -382,6 +419,26 @@ class PipelineFailed(UpriverError):
         return (
             f"{self.pipeline} failed in the stage {self.stage!r}, {self.where}: {self.why}. "
             f"Start it again to resume from the checkpoint {self.checkpoint}"
+        )
+
+
+class SparkUnavailable(UpriverError):
+    """Spark cannot be started here."""
+
+
+class OtherBucket(UpriverError):
+    """A target holds the documents of another bucket than the source."""
+
+    def __init__(self, target: str, held: str, found: str) -> None:
+        super().__init__(target, held, found)
+        self.target = target
+        self.held = held
+        self.found = found
+
+    def __str__(self) -> str:
+        return (
+            f"{self.target} holds the documents of the bucket with uuid {self.held}, but the source has the uuid "
+            f"{self.found}. Use another target, or --adopt to replace what it holds"
         )
 
 

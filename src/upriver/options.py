@@ -112,9 +112,12 @@ def as_vbuckets(value: str, vbuckets: int = VBUCKETS_MAX) -> tuple[int, ...]:
     numbers: set[int] = set()
     for part in value.split(","):
         found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
-        if found is None or not int(found[1]) <= int(found[2] or found[1]) < vbuckets:
+        first, last = (0, vbuckets) if found is None else (int(found[1]), int(found[2] or found[1]))
+        if last < first < vbuckets:
+            raise ValueError(f"vbuckets with ascending ranges: write {last}-{first}, not {part.strip()}")
+        if not first <= last < vbuckets:
             raise ValueError(f"vbuckets below {vbuckets} such as 7, 0-511 or 0-511,700")
-        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+        numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
 
 

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import hmac
 import re
+import reprlib
 import secrets
 import stringprep
 import unicodedata
@@ -179,7 +180,7 @@ def saslprep(text: str) -> str:
         if any(map(stringprep.in_table_d2, prepared)):
             raise ScramError("text in both directions is not allowed")
         if not (stringprep.in_table_d1(prepared[0]) and stringprep.in_table_d1(prepared[-1])):
-            raise ScramError("text from right to left must start and end with such a letter")
+            raise ScramError("right-to-left text must start and end with a right-to-left character")
     return prepared
 
 
@@ -217,7 +218,7 @@ def _unescaped(name: str) -> str:
 
 def _checked_nonce(nonce: str) -> str:
     if not _NONCE.fullmatch(nonce):
-        raise ScramError("the nonce has characters that are not allowed")
+        raise ScramError(f"the nonce {reprlib.repr(nonce)} is not allowed; use printable ASCII without commas")
     return nonce
 
 

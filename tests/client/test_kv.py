@@ -94,7 +94,7 @@ def test_keys_go_to_their_nodes_and_follow_them() -> None:
         item = kv.get(key)
         assert item is not None
         assert item.value == b"moved"
-        assert kv.cluster.map.revision == (2, 2)
+        assert kv.cluster_map.revision == (2, 2)
 
 
 def _count(node: EmbeddedNode) -> int:
@@ -106,7 +106,7 @@ def _make(node: EmbeddedNode, vbucket: int, state: VbucketState) -> None:
         assert client.ask(SetVbucket(vbucket=vbucket, state=state)).status == 0
 
 
-def test_a_vbucket_that_nobody_has_is_told_in_time(upriver_node: EmbeddedNode) -> None:
+def test_a_vbucket_without_an_owner_is_reported_in_time(upriver_node: EmbeddedNode) -> None:
     push_map([upriver_node], [-1] * 64, rev=2)
     with SyncKvClient(upriver_node.address, timeout_s=0.2) as kv, pytest.raises(NotMyVbucket, match="has no owner"):
         kv.set("a", "b")

@@ -74,7 +74,7 @@ class Writer:
             await task
 
     async def more(self, count: int = 20) -> None:
-        """Wait until so many more writes were answered."""
+        """Wait until this many more writes were answered."""
         goal = self._number + count
         async with asyncio.timeout(DEADLINE_S):
             while self._number < goal:
@@ -209,7 +209,7 @@ def test_undone_after_it_was_killed(phase: Phase) -> None:
         asyncio.run(move(nodes))
 
 
-def test_writes_without_a_pause_end_where_the_source_dies() -> None:
+def test_writes_without_a_pause_end_where_the_source_becomes_dead() -> None:
     """Whatever was answered before is there: the writer is as fast as the node lets it be."""
     with two() as (source, destination):
         written: list[bytes] = []
@@ -256,7 +256,7 @@ def test_a_dead_source_stays_dead_while_the_destination_cannot_be_asked() -> Non
 @pytest.mark.parametrize("goal", [Goal.UNDO, Goal.TAKE_OVER])
 @pytest.mark.parametrize("left", ["dead", "replica", "pending", "deleted"])
 def test_what_was_moved_on_is_neither_undone_nor_moved_again(left: str, goal: Goal) -> None:
-    """To a third node: whoever undid the first move, or went on with it, would make the vbucket active twice.
+    """To a third node: undoing or continuing the first move would make the vbucket active twice.
 
     The second node may have deleted what is left, or have begun to take it back.
     """

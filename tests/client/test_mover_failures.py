@@ -37,7 +37,7 @@ MOMENTS: dict[str, Callable[[Step], bool]] = {
 
 
 class Writer(threading.Thread):
-    """Writes to the source until it is told that somebody else owns the vbucket; remembers what was answered."""
+    """Writes to the source until it answers that another node owns the vbucket; remembers what was answered."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -165,7 +165,7 @@ def test_a_kill_at_every_step_of_a_takeover(
 def test_a_mover_and_both_nodes_killed_while_the_vbucket_changes_hands(
     nodes: dict[Link, RestartableNode], writer: Writer, moment: str
 ) -> None:
-    """Nobody remembers anything but what is on disk: another mover goes on."""
+    """Only what is on disk is remembered: another mover continues."""
 
     class Gone(Exception):
         pass

@@ -255,7 +255,7 @@ def test_a_source_that_is_killed_under_load_and_comes_back(nodes: Callable[[str]
 def test_a_promoted_replica_and_who_followed_the_old_owner(nodes: Callable[[str], RestartableNode]) -> None:
     """Of three copies the one behind is promoted: the other goes back to where it branched.
 
-    The old owner comes back from its crash on a branch of its own, which nobody knows, so it begins again.
+    The old owner comes back from its crash on a branch of its own, which no other node knows, so it starts over.
     """
     owner, behind, ahead = nodes("owner"), replica(nodes, "behind"), replica(nodes, "ahead")
     with Replication(owner, ahead) as replication, Writer(owner) as writer:

@@ -2,7 +2,7 @@
 
 It has the same names, gives the same answers and writes the same bytes.
 
-Theory of operation. Records stand in the order of their seqnos, in one append-only list; a dictionary leads from each
+Theory of operation. Records are in the order of their seqnos, in one append-only list; a dictionary leads from each
 key to its newest record, tombstones included. A change never alters an older record except for one field:
 ``superseded_by`` names the seqno that replaced it. A record is visible at snapshot S when its seqno is at most S and it
 is not superseded at or below S, so every past state that is still retained can be read at any time without a copy or a
@@ -68,7 +68,7 @@ from upriver.model import (
 #: How many locks a step looks at: some ten milliseconds' work.
 LOCKS_A_STEP: Final = 50_000
 REV_SEQNO_MAX: Final = 2**64 - 1
-#: A CAS from outside moves our clock only below this, so that nobody can push it to the end of its range.
+#: A CAS from outside moves our clock only below this, so that no client can push it to the end of its range.
 FOLLOWED_CAS_MAX: Final = 2**63
 
 #: How long the extras of a received change may be: the deletion's second form and the expiration's first tell its time.
@@ -128,7 +128,7 @@ class Ledger:
             self.last_cas = cas
 
     def expect(self, when: float) -> None:
-        """Something is due then, if not before."""
+        """An expiry, or the end of a lock, is due at this time; an earlier one stays the next."""
         self.due_s = min(self.due_s, when)
 
     def may_expire(self) -> bool:
@@ -242,14 +242,15 @@ class Table:
         self.persisted_seqno = 0
         #: What ``collect`` has taken and the disk has not confirmed yet.
         self.flushing_seqno = 0
-        #: Everything up to here stands in blocks, where single values can be read back.
+        #: Everything up to here is stored in blocks, from which single values can be read back.
         self.checkpointed_seqno = 0
         self.snapshot_start = 0
         self.snapshot_end = 0
-        #: Snapshot ends that were received whole since the last ``collect``.
+        #: Ends of the snapshots that were received completely since the last ``collect``.
         self.consistent_seqnos: list[int] = []
         self.purge_seqno = 0
-        #: What any key had that is gone: a new one may be its return, and must win over the versions of it elsewhere.
+        #: The highest revision of all keys that are gone. A new key may be one of them, and must win over its old
+        #: versions elsewhere.
         self.deleted_rev_seqno = 0
         #: What any key has or had; when all are dropped at once it becomes the one above.
         self.highest_rev_seqno = 0
@@ -278,7 +279,7 @@ class Table:
 
     @property
     def consistent_seqno(self) -> int:
-        """The last seqno at which this copy was whole."""
+        """The last seqno at which this copy was consistent."""
         return self.high_seqno if self.active or self.high_seqno == self.snapshot_end else self.snapshot_start
 
     # What clients do most.
@@ -381,7 +382,7 @@ class Table:
         return keys, window[-1].seqno if first + SWEEP_RECORDS < len(self._records) else 0
 
     def lock(self, key: bytes, cas: int, until: float) -> None:
-        """Nobody but who knows the CAS may change the key until then."""
+        """Until then only a client that knows the CAS may change the key."""
         self.locks[key] = (cas, until)
         self.ledger.expect(until)
 
@@ -424,7 +425,7 @@ class Table:
         """Append a run of `dcp` change frames of this vbucket, each inside the announced snapshot: how many.
 
         Everything that they came with is kept, but for extended metadata. At a bad one it stops: all before it are
-        in, and the error says which one it is and, in a note, how many those are. Who waits for changes is called
+        in, and the error says which one it is and, in a note, how many those are. Waiters for changes are called
         once.
         """
         return self._apply(_changes_in_frames(memoryview(frames), self.vbucket), ttl)
@@ -624,7 +625,7 @@ class Table:
         """Of a stored block, the records that memory still holds: compaction on disk.
 
         A tombstone above ``tombstones_to`` stays even if memory has purged it meanwhile: older versions of
-        its key may still stand in blocks that this pass has left behind, and would come back to life.
+        its key may still be in blocks that this pass has left behind, and would become current again.
         """
         out: list[bytes] = []
         offset = 0
@@ -685,7 +686,7 @@ class Table:
         """One step over the records that follow ``after``: drop, purge and evict.
 
         Drops versions superseded at or below ``floor``; tombstones up to ``purge_to`` that are older than
-        the second ``purge_before``; values up to ``evict_to`` that nobody read since the last time. Returns
+        the second ``purge_before``; values up to ``evict_to`` that were not read since the last time. Returns
         where to go on (0 at the end) and the bytes of memory freed.
         """
         first = self._place(after)
@@ -747,6 +748,19 @@ class Table:
             if entry.time < time:
                 last = entry.seqno
         return last
+
+    def visible_end(self, after: int, upto: int, most: int, records_max: int) -> tuple[int, int]:
+        """The last end at which at most ``most`` changes of (after, end] are visible, and how many of them are."""
+        entries = [entry for entry in self._records if after < entry.seqno <= upto]
+        end, visible = max(after, upto), 0
+        for number, entry in enumerate(entries):
+            count = sum(not other.superseded_by or other.superseded_by > entry.seqno for other in entries[: number + 1])
+            if count > most:
+                return entry.seqno - 1, visible
+            if number == records_max:
+                return entries[number - 1].seqno if number else after, visible
+            visible = count
+        return end, visible
 
     # Inside.
 
@@ -1018,7 +1032,7 @@ def _changes_in_frames(frames: memoryview, vbucket: int) -> Iterator[Change]:
 
 
 def _malformed(frame: memoryview, vbucket: int) -> tuple[int, str] | None:
-    """Where in the frame something is wrong and what should stand there; None for a whole, good change."""
+    """The offset of an error in the frame, and what is expected there; None for a complete, valid change."""
     if len(frame) < HEADER.size:
         return 0, "a complete header"
     magic, opcode, key_length, extras, _, number, body, _, _ = HEADER.unpack_from(frame)
@@ -1041,7 +1055,7 @@ def _malformed(frame: memoryview, vbucket: int) -> tuple[int, str] | None:
 
 
 def _meta_length(frame: memoryview, opcode: int, extras: int) -> int:
-    """How many bytes of extended metadata stand behind the value."""
+    """How many bytes of extended metadata follow the value."""
     if opcode == OPCODES[Event.MUTATION]:
         return int.from_bytes(frame[HEADER.size + 28 : HEADER.size + 30])
     return int.from_bytes(frame[HEADER.size + 16 : HEADER.size + 18]) if extras == DELETION_EXTRAS.size else 0
@@ -1089,7 +1103,7 @@ def collect(tables: list[Table], with_records: bool = True, room: bytearray | No
 
     Where it is compiled it lies in ``room`` if that is large enough, else in a new one.
 
-    What was taken stands in ``flushing_seqno`` until ``committed`` confirms it; a group that never reached
+    ``flushing_seqno`` says what was taken until ``committed`` confirms it; a group that never reached
     the disk is simply collected again. A group is one moment of all tables: what is written meanwhile is left for the
     next one.
     """

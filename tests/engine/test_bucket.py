@@ -113,7 +113,7 @@ def test_a_removed_vbucket_gives_back_its_memory_and_takes_nothing(path: Path, c
 
 
 @pytest.mark.parametrize("state", VbucketState)
-def test_whoever_reads_a_vbucket_that_is_deleted_learns_of_it(clock: Clock, state: VbucketState) -> None:
+def test_readers_of_a_vbucket_learn_that_it_is_deleted(clock: Clock, state: VbucketState) -> None:
     """What is left of a snapshot that was announced must not look as if nothing was in it."""
     with Bucket.open(None, vbuckets=1, clock=clock, background=False) as bucket:
         vbucket = bucket.create_vbucket(0)
@@ -185,7 +185,7 @@ def test_a_copy_that_counts_for_itself_branches_where_a_crash_took_what_others_s
         copy.receive(Event.MUTATION, b"new-%d" % number, cas=number + 10)
     back_to = copy.rollback_for(seen)
     assert back_to is not None
-    assert back_to <= on_disk, "whoever saw the five goes back to what is still there"
+    assert back_to <= on_disk, "a consumer that saw the five goes back to what is still there"
     bucket.close()
     with opened(path, clock) as bucket:
         position = copy.position
@@ -209,11 +209,11 @@ def test_what_a_copy_counts_is_not_told_under_the_uuid_of_a_producer(path: Path,
         assert copy.rollback_for(StreamPosition.at(77, 3)) == 2
 
 
-@pytest.mark.parametrize("died_before", [False, True])
-def test_whom_a_vbucket_died_for_is_on_disk_with_its_death(path: Path, clock: Clock, died_before: bool) -> None:
+@pytest.mark.parametrize("dead_before", [False, True])
+def test_the_successor_of_a_vbucket_is_on_disk_with_its_dead_state(path: Path, clock: Clock, dead_before: bool) -> None:
     bucket = opened(path, clock)
     vbucket = bucket.create_vbucket(1)
-    if died_before:
+    if dead_before:
         vbucket.set_state(VbucketState.DEAD)
         bucket.flusher.step()
     vbucket.set_state(VbucketState.DEAD, successor="a->b")
@@ -285,7 +285,7 @@ def test_cas_of_a_new_bucket_grows_over_a_crash_before_the_first_flush(path: Pat
     assert seen == sorted(set(seen))
 
 
-def test_who_opens_many_small_groups_looks_at_the_cuts_only_where_one_ends(
+def test_opening_many_small_groups_checks_the_cuts_only_where_one_ends(
     path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Per group it would be a look at every vbucket: a minute for what can come together in an hour."""
@@ -554,7 +554,7 @@ def test_deletions_make_room_where_nothing_can_be_evicted(path: Path, clock: Clo
 
 
 def test_rollback_reaches_the_blocks(path: Path, clock: Clock) -> None:
-    """What a checkpoint moved into blocks is cut, what still stood in groups is moved."""
+    """What a checkpoint moved into blocks is cut, what was still in groups is moved."""
     bucket = opened(path, clock)
     vbucket = bucket.create_vbucket(0)
     for i in range(300):
@@ -724,7 +724,7 @@ def test_one_thread_works_while_the_flusher_writes(path: Path) -> None:
         assert living == {n: {k: v for k, v in part.items() if v[0] == Event.MUTATION} for n, part in before.items()}
 
 
-def test_who_listens_hears_of_roles_and_of_what_can_be_streamed(tmp_path: Path) -> None:
+def test_listeners_hear_of_roles_and_of_what_can_be_streamed(tmp_path: Path) -> None:
     heard: list[int] = []
     with Bucket.open(tmp_path / "b", vbuckets=4, background=False) as bucket:
         bucket.role_listeners.append(heard.append)

@@ -1,4 +1,4 @@
-"""Whoever follows the changes ends with exactly the source's contents: what everything else exists for."""
+"""A consumer that follows the changes ends with exactly the source's contents: the purpose of everything else."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ set 0 2, connect 1 0 1 9, deliver 1 9, set 0 0, set 0 1, set 0 0, deliver 1 2, p
     "the same while a consumer looks on": """\
 set 0 2, connect 1 0 1 9, deliver 1 9, connect 4 0 1 9, deliver 4 9, set 0 0, set 0 1, deliver 4 9, set 0 0
 deliver 4 9, deliver 1 2, promote 1 0, set 1 1, connect 4 1 1 9, deliver 4 9""",
-    "a snapshot ends only where the sender is whole": """\
+    "a snapshot ends only where the sender is consistent": """\
 set 0 1, persist 0, set 0 0, set 0 1, connect 1 0 1 1, deliver 1 2, crash 0, connect 4 1 2 9, deliver 4 2""",
     "the same behind a replica that was filled before": """\
 set 0 1, connect 4 0 0 9, deliver 4 9, connect 1 0 0 9, deliver 1 9, cut 4, cut 1, set 0 1, persist 0, set 0 0
@@ -40,13 +40,13 @@ connect 1 0 0 9, deliver 1 9, promote 1 0, connect 4 1 0 9, deliver 4 9""",
     "the same if the marker prints the first seqno that is sent": """\
 print 0 1, set 0 0, connect 4 0 0 9, deliver 4 9, cut 4, delete 0 0, set 0 1, set 0 1, purge 0 0
 connect 1 0 0 9, deliver 1 9, promote 1 0, connect 4 1 0 9, deliver 4 9""",
-    "a marker that begins before a whole state makes no mixture whole": """\
+    "a marker that begins before a consistent state makes no mixture consistent": """\
 print 0 -1, set 0 0, set 0 1, persist 0, set 0 0, connect 1 0 0 9, deliver 1 9, set 0 2, deliver 1 1
 connect 4 1 0 9, deliver 4 3, crash 0, connect 4 0 0 9, deliver 4 9""",
     "a receiver keeps the larger end": """\
 set 0 0, set 0 1, set 0 2, set 0 0, connect 1 0 1 9, deliver 1 2, cut 1, set 0 1, connect 1 0 1 9
 deliver 1 2, connect 4 0 1 9, deliver 4 9, promote 1 0, connect 4 1 1 9, deliver 4 9""",
-    "a range that is cut short is not whole": """\
+    "a range that is cut short is not consistent": """\
 set 0 0, set 0 1, set 0 2, connect 5 0 0 9, deliver 5 2, set 0 0, compact 0 0, deliver 5 9""",
     "a flush is noticed by those who were away": """\
 set 0 0, connect 1 0 0 9, deliver 1 9, connect 4 0 0 9, deliver 4 9, cut 1, cut 4

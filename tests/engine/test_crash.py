@@ -1,4 +1,4 @@
-"""A stop at every instant: the store opens in the state of the last commit, whole."""
+"""A stop at every instant: the store opens in exactly the state of the last commit."""
 
 import json
 import os

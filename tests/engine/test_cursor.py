@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, KeyPattern, Options, ValueFilter, Vbucket
+from upriver.engine import cursor as cursor_module
 from upriver.engine.cursor import FILTERED_BYTES, FILTERED_S
 from upriver.errors import KeyExists, NotMyVbucket, NotSupported, OutOfRange, RollbackRequired, TemporaryFailure
 from upriver.model import Change, Event, Snapshot, VbucketState
@@ -386,6 +387,25 @@ def test_a_filtered_cursor_reads_as_little_as_it_is_asked_for(vbucket: Vbucket, 
     assert (frames.changes_read, rows.changes_read, frames.seqno) == (40, 40, 2000)
 
 
+@pytest.mark.parametrize("pattern", ["^user:", "^user:[0-9]*$"])
+def test_keys_without_the_prefix_of_a_filter_take_turns_too(
+    vbucket: Vbucket, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """The table leaves them out, and looks at a limited number of them in one read."""
+    monkeypatch.setattr(cursor_module, "PREFIXED_SEQNOS", 100)
+    write(vbucket, *(b"order:%d" % number for number in range(550)), b"user:1", b"user:2")
+    cursor = vbucket.open_cursor("c", options=Options(key_pattern=KeyPattern(pattern)))
+    cursor.next_snapshot()
+    sizes = []
+    while cursor.snapshot is not None:
+        before = cursor.bytes_filtered, cursor.seqno
+        sizes.append(len(cursor.read()))
+        assert cursor.seqno - before[1] <= 100
+        assert cursor.bytes_filtered > before[0]
+    assert [bool(size) for size in sizes] == [False] * 5 + [True]
+    assert (cursor.changes_read, cursor.seqno) == (2, 552)
+
+
 def wanted(changes: list[Change], start: int, end: int, options: Options) -> list[Change]:
     """What a cursor with these options should read, from every change there was."""
     found = [change for change in changes if start < change.seqno <= end]
@@ -396,7 +416,7 @@ def wanted(changes: list[Change], start: int, end: int, options: Options) -> lis
         change
         for change in found
         if change.key.startswith(options.key_prefix)
-        and (options.key_pattern is None or change.key.endswith(b"1"))
+        and (options.key_pattern is None or options.key_pattern.passes(change.key))
         and (options.value_filter is None or change.event != Event.MUTATION or b"Oslo" in change.value)
     ]
     return [replace(change, value=b"", datatype=0) for change in found] if options.keys_only else found
@@ -406,11 +426,14 @@ def wanted(changes: list[Change], start: int, end: int, options: Options) -> lis
 @pytest.mark.parametrize("history", [False, True])
 @pytest.mark.parametrize("exact_end", [False, True])
 @pytest.mark.parametrize("persisted_only", [False, True])
-@pytest.mark.parametrize("filters", range(8))
+@pytest.mark.parametrize(
+    ("filters", "pattern"), [(filters, "1$") for filters in range(8)] + [(2, "^user"), (3, "^user:1"), (6, "^user:1$")]
+)
 def test_options_in_every_combination(
     bucket: Bucket,
     vbucket: Vbucket,
     filters: int,
+    pattern: str,
     persisted_only: bool,
     exact_end: bool,
     history: bool,
@@ -422,7 +445,7 @@ def test_options_in_every_combination(
         exact_end=exact_end,
         persisted_only=persisted_only,
         key_prefix=b"user" if filters & 1 else b"",
-        key_pattern=KeyPattern("1$") if filters & 2 else None,
+        key_pattern=KeyPattern(pattern) if filters & 2 else None,
         value_filter=ValueFilter(("city",), equals="Oslo") if filters & 4 else None,
     )
     for number in range(24):
@@ -446,8 +469,8 @@ def test_options_in_every_combination(
             assert frames == b"".join(pack(Record(change=change))[PREFIX.size :] for change in expected)
 
 
-def test_who_has_nothing_to_tell_is_not_taken_for_empty(bucket: Bucket) -> None:
-    """Whoever asks a copy that was never filled, or one that is gone, must not end with an empty vbucket."""
+def test_a_copy_without_history_is_not_taken_for_empty(bucket: Bucket) -> None:
+    """A consumer of a copy that was never filled, or that is gone, must not end with an empty vbucket."""
     replica, gone = bucket.create_vbucket(1, VbucketState.REPLICA), bucket.vbucket(0)
     gone.set(b"k", b"v")
     bucket.delete_vbucket(0)

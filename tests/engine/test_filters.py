@@ -4,6 +4,8 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from upriver.engine.filters import WANTED_LEVELS_MAX, KeyPattern, ValueFilter, read_json
 from upriver.errors import InvalidArguments
@@ -16,6 +18,41 @@ def test_patterns_are_searched_in_the_bytes_of_a_key() -> None:
     assert not KeyPattern("^user:[0-9]+$").passes(b"user:12x")
     assert KeyPattern("b").passes(b"abc")
     assert KeyPattern(r"\xff$").passes(b"\x00\xff")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefix", "is_prefix"),
+    [
+        ("^user:", b"user:", True),
+        (r"^a\.b\x3a\xff", b"a.b:\xff", True),
+        ("^né", "né".encode(), True),
+        ("^user:1$", b"user:1", False),
+        ("^user:[0-9]", b"user:", False),
+        ("^users?", b"user", False),
+        ("^a{2}", b"", False),
+        ("^ab|cd", b"", False),
+        ("^a(?:b|c)", b"", False),
+        (r"^\d", b"", False),
+        (r"^a\b", b"a", False),
+        ("user:", b"", False),
+        ("(?i)^user", b"", False),
+        ("^", b"", False),
+    ],
+)
+def test_what_a_pattern_requires_at_the_start(pattern: str, prefix: bytes, is_prefix: bool) -> None:
+    assert (KeyPattern(pattern).prefix, KeyPattern(pattern).is_prefix) == (prefix, is_prefix)
+
+
+@given(st.text("ab.|^$*?+(){}[]\\x0", min_size=1, max_size=8), st.lists(st.binary(max_size=6), max_size=20))
+def test_the_prefix_says_the_same_as_the_pattern(text: str, keys: list[bytes]) -> None:
+    try:
+        pattern = KeyPattern("^" + text)
+    except InvalidArguments:
+        return
+    for key in [*keys, b"a", b"b", b"ab", b"a.b", b"a|b", text.encode(), pattern.prefix, pattern.prefix + b"b"]:
+        begins = key.startswith(pattern.prefix)
+        assert begins or not pattern.passes(key)
+        assert not pattern.is_prefix or begins == pattern.passes(key)
 
 
 def test_an_escaped_backslash_is_no_class() -> None:
@@ -182,6 +219,11 @@ def test_deletions_pass_because_the_key_may_have_been_sent() -> None:
 
 
 def test_a_filter_names_a_field_and_one_condition() -> None:
-    for path, wanted in (((), {"equals": 1}), (("a",), {}), (("a",), {"equals": 1, "contains": 2})):
-        with pytest.raises(InvalidArguments):
+    for path, wanted, why in (
+        ((), {"equals": 1}, "has no field"),
+        (("a", "b"), {}, "field 'a.b' has neither 'equals' nor 'contains': give one"),
+        (("a",), {"equals": 1, "contains": 2}, "field 'a' has both 'equals' and 'contains': give one"),
+        (("a",), {"contains": [1]}, r"contains = \[1\]: it must be a string"),
+    ):
+        with pytest.raises(InvalidArguments, match=why):
             ValueFilter(path, **wanted)

@@ -146,7 +146,7 @@ def test_sync_and_backup_do_not_pretend_during_a_pause(disk: FullDisk, clock: Cl
     bucket.close()
 
 
-def test_who_waits_for_a_vbucket_that_is_gone_is_told(disk: FullDisk, clock: Clock) -> None:
+def test_waiters_for_a_vbucket_that_is_gone_are_told(disk: FullDisk, clock: Clock) -> None:
     bucket = Bucket(disk, vbuckets=1, clock=clock)
     vbucket, reached = bucket.create_vbucket(0), list[str]()
     _, seqno = vbucket.set(b"k", b"v")
@@ -251,7 +251,7 @@ def test_a_checkpoint_starts_by_itself(disk: FullDisk, clock: Clock) -> None:
 def test_a_checkpoint_starts_where_groups_are_small_and_many(
     disk: FullDisk, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ``ack=disk`` a single writer makes a group of each write, and whoever opens the store reads them all."""
+    """With ``ack=disk`` a single writer makes a group of each write, and opening the store reads them all."""
     monkeypatch.setattr("upriver.engine.flusher.CHECKPOINT_GROUPS", 20)
     bucket = Bucket(disk, vbuckets=2, clock=clock)
     bucket.create_vbuckets()
@@ -420,7 +420,7 @@ def test_a_waiter_that_comes_while_a_cut_is_being_committed_waits_for_its_own_ch
         assert acked == [1]
 
 
-def test_who_waited_on_a_history_that_was_cut_is_released_with_the_cut(tmp_path: Path) -> None:
+def test_waiters_on_a_history_that_was_cut_are_released_with_the_cut(tmp_path: Path) -> None:
     with Bucket.open(tmp_path / "data", vbuckets=2, ack="disk", background=False) as bucket:
         vbucket, acked = bucket.create_vbucket(0), []
         bucket.flusher.step()
@@ -436,7 +436,7 @@ def roll_back(vbucket: Vbucket) -> None:
 
 
 @pytest.mark.parametrize("go_back", [roll_back, Vbucket.clear, Vbucket.start_over])
-def test_who_waited_for_a_change_that_is_undone_is_not_told_that_it_is_on_disk(
+def test_waiters_for_a_change_that_is_undone_are_not_told_that_it_is_on_disk(
     tmp_path: Path, go_back: Callable[[Vbucket], None]
 ) -> None:
     with Bucket.open(tmp_path / "data", vbuckets=1, ack="disk", background=False) as bucket:
@@ -584,7 +584,7 @@ def test_a_damaged_block_stops_only_its_own_compaction(
     bucket.abandon()
 
 
-def test_a_damaged_block_that_is_cut_back_stops_nobody(
+def test_a_damaged_block_that_is_cut_back_stops_no_start(
     disk: FullDisk, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket = Bucket(disk, vbuckets=2, clock=clock)
@@ -608,7 +608,7 @@ def test_a_damaged_block_that_is_cut_back_stops_nobody(
     bucket.flusher.request_checkpoint()
     bucket.flusher.drain()
     with pytest.raises(CorruptData, match="up to 2 is damaged"):
-        disk.blocks(0)  # neither a fresh checksum nor a place where nobody looks
+        disk.blocks(0)  # it gets no new checksum and is not put where no check finds it
     bucket.abandon()
     storage = LmdbStorage(disk.path)
     with pytest.raises(CorruptData, match="up to 2 is damaged"):
@@ -658,7 +658,7 @@ def test_a_failure_while_gathering_keeps_a_cut(tmp_path: Path, monkeypatch: pyte
         assert sorted(again.vbucket(0).scan()) == [b"again", b"new"]
 
 
-def test_a_callback_that_fails_harms_nobody_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_fails_harms_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Bucket.open(tmp_path / "data", vbuckets=1, ack="disk") as bucket:
         vbucket, done = bucket.create_vbucket(0), threading.Event()
 
@@ -716,7 +716,7 @@ def test_a_flush_is_a_write_that_a_full_disk_refuses(disk: FullDisk, clock: Cloc
     bucket.close()
 
 
-def test_whoever_waits_hears_of_a_full_disk(disk: FullDisk, clock: Clock) -> None:
+def test_waiters_hear_of_a_full_disk(disk: FullDisk, clock: Clock) -> None:
     bucket = Bucket(disk, vbuckets=1, clock=clock, ack="disk")
     vbucket = bucket.create_vbucket(0)
     bucket.flusher.step()

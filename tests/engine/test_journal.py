@@ -28,7 +28,7 @@ def test_changes_wake_the_flusher() -> None:
     assert woken == [1]
 
 
-def test_whoever_watches_a_vbucket_is_told_once() -> None:
+def test_watchers_of_a_vbucket_are_told_once() -> None:
     journal = Journal()
     assert journal.take_watched([1, 2, 3]) == []
     journal.watched |= {2, 3, 9}

@@ -73,7 +73,7 @@ def test_pages_of_a_large_vbucket_cost_few_walks(bucket: Bucket, monkeypatch: py
     found: list[bytes] = []
     while page := scan.page(found[-1] + b"\0" if found else b"", 10):
         found += page
-        vbucket.set(b"other", b"")  # a writer that goes on does not make anybody begin anew
+        vbucket.set(b"other", b"")  # a writer that continues does not restart the scan
     assert found == [*(b"key-%06d" % number for number in range(3000)), b"other"]
     assert len(walks) == 7
     assert len(scan._keys) <= 1000
@@ -86,7 +86,7 @@ def test_a_page_larger_than_the_window_leaves_no_large_window(bucket: Bucket) ->
     assert scan._keys == []
 
 
-def test_another_history_is_scanned_anew(bucket: Bucket) -> None:
+def test_another_history_is_scanned_from_the_beginning(bucket: Bucket) -> None:
     vbucket = large(bucket, 200)
     vbucket.scanned = KeyScan(vbucket.table, 50, 10)
     assert vbucket.scan(b"", 2) == [b"key-000000", b"key-000001"]

@@ -300,7 +300,7 @@ def test_a_write_that_makes_no_sense_keeps_the_lock(vbucket: Vbucket) -> None:
     assert vbucket.get(b"k").value == b"2"
 
 
-def test_whoever_waits_for_a_change_finds_it_unlocked(vbucket: Vbucket) -> None:
+def test_waiters_for_a_change_find_it_unlocked(vbucket: Vbucket) -> None:
     vbucket.set(b"k", b"1")
     cas = vbucket.get_and_lock(b"k", 10).cas
     seen = []

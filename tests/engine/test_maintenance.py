@@ -40,7 +40,7 @@ def history(vbucket: Vbucket) -> list[int]:
     return [c.seqno for s in vbucket.changes(options=Options(history=True)) for c in s]
 
 
-def test_the_pager_expires_what_nobody_reads(quick_disk: Path, clock: Clock) -> None:
+def test_the_pager_expires_what_is_not_read(quick_disk: Path, clock: Clock) -> None:
     bucket = opened(quick_disk, clock)
     vbucket, replica = bucket.vbucket(0), bucket.vbucket(1)
     for number in range(3000):
@@ -125,7 +125,9 @@ def test_locks_of_one_vbucket_are_looked_at_in_a_step(bucket: Bucket, clock: Clo
     assert left == [3, 2, 1, 0]
 
 
-def test_who_becomes_active_lets_items_expire(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_becomes_active_lets_items_expire(
+    bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vbucket = bucket.vbucket(0)
     vbucket.set(b"k", b"v", expiry=10)
     vbucket.set_state(VbucketState.REPLICA)
@@ -172,7 +174,7 @@ def test_tombstones_are_looked_for_each_minute(bucket: Bucket, clock: Clock, mon
     assert turns() == 1
 
 
-def test_a_duty_that_failed_is_begun_anew(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_duty_that_failed_starts_again(bucket: Bucket, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     vbucket = bucket.vbucket(0)
     vbucket.set(b"k", b"v", expiry=10)
     clock.pass_by(10)
@@ -510,7 +512,7 @@ def test_what_was_dropped_stays_dropped_over_a_restart(quick_disk: Path, clock: 
 
 
 def test_what_comes_back_by_a_restart_leaves_the_disk_too(quick_disk: Path, clock: Clock) -> None:
-    """Nobody writes any more: what was garbage before counts again."""
+    """Writes have stopped: what was garbage before counts again."""
     limits = {"history_s": 100, "history_bytes": 5000}
     bucket = opened(quick_disk, clock, **limits)
     vbucket = bucket.vbucket(0)
@@ -563,7 +565,7 @@ def test_garbage_counts_however_much_is_written_meanwhile(quick_disk: Path, cloc
     bucket.close()
 
 
-def test_a_sweep_that_was_broken_off_is_begun_anew(quick_disk: Path, clock: Clock) -> None:
+def test_a_sweep_that_was_interrupted_starts_again(quick_disk: Path, clock: Clock) -> None:
     bucket = opened(quick_disk, clock, history_s=100, history_bytes=5000)
     vbucket = bucket.vbucket(0)
     for number in range(3000):
@@ -757,7 +759,7 @@ def test_hot_keys_are_overwritten_for_ever(quick_disk: Path, clock: Clock, on_di
         assert bucket.ledger.memory_bytes <= quota + 1000
 
 
-def test_whoever_finds_no_room_where_there_is_none_is_refused_at_once(
+def test_a_write_without_room_that_cannot_be_made_is_refused_at_once(
     quick_disk: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Bucket.open(quick_disk / "data", vbuckets=1, clock=clock, quota_bytes=4 * 2**20, background=False) as bucket:
@@ -821,11 +823,11 @@ def test_short_memory_spares_a_cursor_that_holds_little(clock: Clock) -> None:
         assert vbucket.floor_seqno == 1000
         assert cursor.read_columns(2**20).num_rows == 1000
         do(bucket, "compact")
-        assert vbucket.table.history_bytes == 0, "nobody needs it any more"
+        assert vbucket.table.history_bytes == 0, "no stream needs it any more"
 
 
 def test_a_large_value_does_not_keep_its_memory(quick_disk: Path, clock: Clock) -> None:
-    """Though nothing was written behind it: where every vbucket has one, nobody could write any more."""
+    """Although nothing was written after it: with one in every vbucket, no client could write any more."""
     bucket = opened(quick_disk, clock)
     for vbucket in bucket:
         vbucket.set(b"large", b"v" * 2_000_000)

@@ -37,7 +37,7 @@ thread.start()
 thread.join()
 """
 
-#: Puts pieces together as a stream does, in a thread of its own; says how often the system had to hand out a page.
+#: Puts pieces together as a stream does, in a thread of its own; prints how often the system had to provide a page.
 PIECES = """
 import resource, threading
 from upriver.engine.malloc_tuning import keep_for_next_use

@@ -50,7 +50,7 @@ RUNS = st.lists(RECEIVED, min_size=1, max_size=3)
 MEANWHILE = st.sampled_from(
     [
         *("nothing", "set", "delete", "receive", "announce", "advance", "roll back", "flush", "promote"),
-        *("delete vbucket", "create vbucket anew", "checkpoint", "compact"),
+        *("delete vbucket", "create vbucket again", "checkpoint", "compact"),
     ]
 )
 #: A commit fails, or fails though it took effect; or the world ends before or behind it.
@@ -80,7 +80,7 @@ class Model:
     high: int = 0
     start: int = 0
     end: int = 0
-    whole: set[int] = field(default_factory=lambda: {0})
+    consistent: set[int] = field(default_factory=lambda: {0})
     log: list[tuple[int, int]] = field(default_factory=list)
     deleted_rev: int = 0
     #: A copy that was filled from nothing never heard of the deletions up to here.
@@ -118,7 +118,7 @@ class Model:
         self.high = seqno or self.high + 1
         if self.state is VbucketState.ACTIVE:
             self.start = self.end = self.high
-            self.whole.add(self.high)
+            self.consistent.add(self.high)
         rev = rev or 1 + (before.rev_seqno if before and not forgotten else self.deleted_rev)
         if event is not Event.MUTATION:
             self.deleted_rev = max(self.deleted_rev, rev)
@@ -128,24 +128,24 @@ class Model:
     def announced(self, start: int, end: int, floor: int) -> bool:
         """After a marker, which is refused if it ends before what is here; states below ``floor`` are gone.
 
-        The kept start is not behind the last whole state, and is one itself. A snapshot of which something has come
-        must still be completed, so its end is not moved forward.
+        The kept start is not behind the last consistent state, and is one itself. A snapshot of which something has
+        come must still be completed, so its end is not moved forward.
         """
-        whole = self.consistent_seqno
-        kept = end if whole == self.high else max(end, self.end)
+        consistent = self.consistent_seqno
+        kept = end if consistent == self.high else max(end, self.end)
         if start > end or kept < self.high:
             return False
         if self.high == 0 and end < NO_END:  # without an end it is known when it is there
             self.filled = end
-        if start < whole:
-            whole = max((s for s in self.whole if floor <= s <= start), default=0)
-        self.start, self.end = whole, kept
+        if start < consistent:
+            consistent = max((s for s in self.consistent if floor <= s <= start), default=0)
+        self.start, self.end = consistent, kept
         return True
 
     def arrived(self) -> None:
-        """A copy that receives its history is whole at the end of a snapshot."""
+        """A copy that receives its history is consistent at the end of a snapshot."""
         if self.high == self.end:
-            self.whole.add(self.high)
+            self.consistent.add(self.high)
 
     def clear(self) -> None:
         self.truncate(0)
@@ -153,7 +153,7 @@ class Model:
 
     def truncate(self, seqno: int) -> None:
         self.history = [v for v in self.history if v.seqno <= seqno]
-        self.whole = {s for s in self.whole if s <= seqno}
+        self.consistent = {s for s in self.consistent if s <= seqno}
         self.high = self.start = self.end = seqno
         self.locks.clear()
 
@@ -217,7 +217,7 @@ class CopyMachine(RuleBasedStateMachine):
         return True
 
     def locked(self, model: Model, key: bytes, call: Any, *arguments: Any) -> bool:
-        """Nobody but its owner changes a locked item; says whether it is one."""
+        """Only its owner changes a locked item; returns whether it is locked."""
         if key in model.locks and model.locks[key][1] <= self.clock.now:
             del model.locks[key]
         if key not in model.locks:
@@ -227,7 +227,7 @@ class CopyMachine(RuleBasedStateMachine):
         return True
 
     def expire(self, model: Model, key: bytes) -> None:
-        """Whoever meets an expired item turns it into an expiration."""
+        """A command that finds an expired item turns it into an expiration."""
         version = model.alive(key)
         if version is not None and 0 < version.expiry <= self.clock.now:
             model.write(key, Event.EXPIRATION, b"", 0, 0, self.clock.now)
@@ -292,7 +292,7 @@ class CopyMachine(RuleBasedStateMachine):
             # Also of one that was dead before: what is missing must not look as if it was never there.
             assert all(reading.cursor.ended for reading in self.cursors if reading.number == number)
 
-    def create_anew(self, number: int) -> None:
+    def create_again(self, number: int) -> None:
         self.delete_vbucket(number)
         self.pair(number)
 
@@ -317,7 +317,7 @@ class CopyMachine(RuleBasedStateMachine):
             model.log = [(self.log(vbucket)[0][0], branch), *model.log][:25]
             model.state = VbucketState.ACTIVE
             model.start = model.end = model.high
-            model.whole.add(model.high)
+            model.consistent.add(model.high)
             model.filled = min(model.filled, model.high)
 
     @rule(number=VBUCKETS, begins=st.integers(-6, 1), ahead=st.sampled_from([-1, 0, 1, 2, 2, 4, 4, NO_END]))
@@ -385,7 +385,7 @@ class CopyMachine(RuleBasedStateMachine):
 
     @rule(number=VBUCKETS, gap=st.integers(0, 4))
     def advance(self, number: int, gap: int) -> None:
-        """What stands up to there does not come; of the snapshot under way, or of a new one."""
+        """Nothing more comes up to this seqno, of the current snapshot or of a new one."""
         vbucket, model = self.receiving(number)
         if model.high == model.end:
             vbucket.begin_snapshot(model.high, model.high + 2)
@@ -418,7 +418,7 @@ class CopyMachine(RuleBasedStateMachine):
         if to == model.high == model.consistent_seqno:
             assert vbucket.roll_back(to) == to
             return
-        expected = max((s for s in model.whole if s <= to), default=0)
+        expected = max((s for s in model.consistent if s <= to), default=0)
         if expected < vbucket.floor_seqno:
             expected = 0
         assert vbucket.roll_back(to) == expected
@@ -488,9 +488,9 @@ class CopyMachine(RuleBasedStateMachine):
                 model.log = [(self.log(self.bucket.vbucket(number))[0][0], model.high), *model.log][:25]
         self.on_disk = copy.deepcopy(self.models)
 
-    @rule(number=VBUCKETS, key=KEYS, what=MEANWHILE, fails=FAILURES, anew=st.booleans())
-    def commit_in_flight(self, number: int, key: bytes, what: str, fails: str, anew: bool) -> None:
-        """Something happens between gathering and committing; then the commit fails, or the world ends around it."""
+    @rule(number=VBUCKETS, key=KEYS, what=MEANWHILE, fails=FAILURES, restarts=st.booleans())
+    def commit_in_flight(self, number: int, key: bytes, what: str, fails: str, restarts: bool) -> None:
+        """Something happens between gathering and committing; then the commit fails, or the process is killed."""
         gathered: list[dict[int, Model]] = []
 
         def meanwhile() -> None:
@@ -506,7 +506,7 @@ class CopyMachine(RuleBasedStateMachine):
                 "flush": lambda: self.flush(number),
                 "promote": lambda: self.promote(number),
                 "delete vbucket": lambda: self.delete_vbucket(number),
-                "create vbucket anew": lambda: self.create_anew(number),
+                "create vbucket again": lambda: self.create_again(number),
                 "checkpoint": self.bucket.flusher.request_checkpoint,
                 "compact": lambda: self.drop_the_past("compact", late=False),
             }
@@ -529,7 +529,7 @@ class CopyMachine(RuleBasedStateMachine):
             # Until a write succeeds there are no others; here the next one does, with everything in it.
             if "commit" in fails:
                 assert self.bucket.ledger.refusal
-                if anew:
+                if restarts:
                     self.restart()
                 else:
                     self.persist()
@@ -548,7 +548,7 @@ class CopyMachine(RuleBasedStateMachine):
         if len(self.cursors) >= 3 or not (vbucket.streamable or model.state is VbucketState.ACTIVE):
             return
         start = 0 if fresh else vbucket.persisted_seqno
-        start = start if start in model.whole and start >= vbucket.purge_seqno else 0
+        start = start if start in model.consistent and start >= vbucket.purge_seqno else 0
         cursor = vbucket.open_cursor(f"cursor-{secrets.token_hex(4)}", start, options=Options(persisted_only=persisted))
         if cursor.ended is None:
             self.cursors.append(Reading(number, cursor, self.living(model, start)))
@@ -580,7 +580,7 @@ class CopyMachine(RuleBasedStateMachine):
                     reading.held.pop(change.key, None)
             if cursor.snapshot is None:
                 assert reading.held == self.living(self.models[reading.number], snapshot.end)
-                assert snapshot.end in self.models[reading.number].whole
+                assert snapshot.end in self.models[reading.number].consistent
 
     @rule(seconds=st.sampled_from([1, 10, 50]))
     def pass_time(self, seconds: int) -> None:
@@ -650,7 +650,7 @@ class CopyMachine(RuleBasedStateMachine):
             if vbucket.consistent_seqno > vbucket.floor_seqno:
                 earlier = vbucket.consistent_at_or_below(vbucket.consistent_seqno - 1)
                 if earlier:
-                    assert earlier in model.whole
+                    assert earlier in model.consistent
                     self.agree_on_state(vbucket, model, earlier)
             self.agree_on_items(vbucket, model)
 

@@ -199,7 +199,7 @@ def test_promotion_in_mid_snapshot_branches_at_the_kept_start(replica: Vbucket) 
     assert [entry.seqno for entry in replica.failover_log] == [10, 0]
     assert replica.set(b"c", b"")[1] == 16
     assert replica.consistent_seqno == 16
-    # Who stands at 15 in the same snapshot goes back to where all was shared.
+    # A consumer at 15 in the same snapshot goes back to where all was shared.
     assert replica.rollback_for(StreamPosition(5, 15, Snapshot(10, 20))) == 10
     assert replica.rollback_for(StreamPosition(5, 10, Snapshot(10, 10))) is None
 
@@ -258,7 +258,26 @@ def test_nothing_below_the_floor_is_restored(bucket: Bucket) -> None:
     assert vbucket.high_seqno == 0
 
 
-def test_a_marker_that_begins_before_what_was_whole_shows_nobody_a_mixture(replica: Vbucket) -> None:
+def test_every_state_is_exact_from_where_the_copy_wrote_itself(bucket: Bucket, replica: Vbucket) -> None:
+    """Readers of ranges conclude that the state at each later seqno was one that the source had."""
+    for end in (5, 9):
+        replica.begin_snapshot(replica.high_seqno, end)
+        replica.apply(change(end, b"k"))
+    replica.set_state(VbucketState.ACTIVE)
+    assert replica.exact_from == 9
+    for _ in range(3):
+        replica.set(b"k", b"v")
+    assert replica.exact_from == 9
+    assert [replica.consistent_at_or_below(seqno) for seqno in (7, 9, 10, 11)] == [5, 9, 10, 11]
+    own = bucket.vbucket(0)
+    for _ in range(3):
+        own.set(b"k", b"v")
+    assert own.exact_from == 0
+    own.floor_seqno = 2
+    assert own.exact_from == 2
+
+
+def test_a_marker_that_begins_before_a_consistent_state_shows_no_mixture(replica: Vbucket) -> None:
     replica.begin_snapshot(0, 10)
     replica.apply(change(10, b"a"))
     replica.begin_snapshot(10, 50)
@@ -404,7 +423,7 @@ def test_the_rest_of_a_lock_is_replicated(bucket: Bucket, replica: Vbucket, cloc
     replica.set(b"k", b"w")
 
 
-def test_whoever_waits_for_a_change_finds_the_lock_that_came_with_it(replica: Vbucket, clock: Clock) -> None:
+def test_waiters_for_a_change_find_the_lock_that_came_with_it(replica: Vbucket, clock: Clock) -> None:
     """A copy passes on what it receives the moment that it comes."""
     told: list[int] = []
 
@@ -433,7 +452,7 @@ def test_a_received_change_that_finds_no_room_leaves_the_lock(replica: Vbucket, 
 
 
 def test_no_history_gets_to_the_end_of_all_seqnos(replica: Vbucket) -> None:
-    """Whoever took such a change could not count on after it."""
+    """A copy with such a change could not number the next one."""
     far = dataclasses.replace(change(2**63, b"k"), cas=5, rev_seqno=1)
     replica.begin_snapshot(0, 2**64 - 1)
     for attempt in (
@@ -509,8 +528,8 @@ def test_a_copy_that_starts_over_before_it_was_told_anything_can_be_read_too(rep
     assert [change.key for snapshot in replica.changes() for change in snapshot] == [b"k"]
 
 
-def test_who_hears_of_starting_over_finds_the_new_log(replica: Vbucket) -> None:
-    """Whoever asks again at once, with the log that he knows, must not be taken for one who has all of the new one."""
+def test_a_consumer_that_must_start_over_finds_the_new_log(replica: Vbucket) -> None:
+    """A consumer that asks again at once, with the old log, must not count as one that has all of the new history."""
     replica.receive(Event.MUTATION, b"k", b"v")
     before, found = replica.failover_log, []
     cursor = replica.open_cursor("stream", 1)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from upriver.errors import InvalidArguments, KeyExists, StorageError
-from upriver.node.cluster_map import ClusterConfig, parsed, single_node
+from upriver.node.cluster_map import NodeClusterMap, parsed, single_node
 
 
-def alone(vbuckets: int = 4) -> ClusterConfig:
-    return ClusterConfig(
+def alone(vbuckets: int = 4) -> NodeClusterMap:
+    return NodeClusterMap(
         single_node(bucket="beer", uuid="ab", kv_port=11210, mgmt_port=8091, vbuckets=vbuckets, active=[0, 2])
     )
 
@@ -57,7 +57,7 @@ def test_a_pushed_map_stands_until_a_newer_one_comes() -> None:
     config.push(pushed(mine=True))
     config.own_vbuckets_changed(lambda: [1])
     assert json.loads(config.encoded()) == json.loads(pushed(mine=True))
-    config.push(pushed(mine=True))  # once more is no harm
+    config.push(pushed(mine=True))  # the same map once more is accepted
     for older in (pushed(99, 1), pushed(6), pushed(mine=False)):
         with pytest.raises(KeyExists, match="not newer"):
             config.push(older)
@@ -79,10 +79,10 @@ def test_the_first_that_is_pushed_must_be_newer_too() -> None:
 def test_what_was_pushed_is_there_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     made_up = json.loads(alone().encoded())
-    first = ClusterConfig.load(made_up, path)
+    first = NodeClusterMap.load(made_up, path)
     assert first.revision == (1, 1)
     first.push(pushed())
-    second = ClusterConfig.load(made_up | {"rev": 10**12}, path)
+    second = NodeClusterMap.load(made_up | {"rev": 10**12}, path)
     assert second.encoded() == first.encoded()
     with pytest.raises(KeyExists):
         second.push(pushed(6))
@@ -95,11 +95,11 @@ def test_a_file_that_is_no_map_says_so(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cluster.json"
     path.write_bytes(content)
     with pytest.raises(StorageError, match="remove the file"):
-        ClusterConfig.load(json.loads(alone().encoded()), path)
+        NodeClusterMap.load(json.loads(alone().encoded()), path)
 
 
 def test_a_map_that_cannot_be_kept_is_not_taken(tmp_path: Path) -> None:
-    config = ClusterConfig.load(json.loads(alone().encoded()), tmp_path / "gone" / "cluster.json")
+    config = NodeClusterMap.load(json.loads(alone().encoded()), tmp_path / "gone" / "cluster.json")
     with pytest.raises(StorageError):
         config.push(pushed())
     assert config.revision == (1, 1)
@@ -114,23 +114,32 @@ def test_a_map_without_sense(encoded: bytes) -> None:
 @pytest.mark.parametrize(
     ("encoded", "why"),
     [
-        (b'{"rev": true}', "rev and revEpoch"),
-        (b'{"rev": 1, "revEpoch": "x"}', "rev and revEpoch"),
-        (b'{"rev": 1, "revEpoch": null}', "rev and revEpoch"),
-        (pushed(-1), "rev and revEpoch"),
-        (pushed(2**63), r"less than 2\*\*63"),
+        (b"[]", r"must be a JSON object, not \[\]"),
+        (b"{}", "no revision: add rev"),
+        (b'{"rev": true}', "rev = True: it must be a whole number from 0"),
+        (b'{"rev": 1, "revEpoch": "x"}', "revEpoch = 'x': it must be a whole number"),
+        (b'{"rev": 1, "revEpoch": null}', "revEpoch = None: it must be a whole number"),
+        (pushed(-1), "rev = -1: it must be a whole number"),
+        (pushed(2**63), r"rev = 9223372036854775808: .* less than 2\*\*63"),
         (pushed(name="wine"), "'wine'"),
-        (pushed(vBucketServerMap=None), "hashAlgorithm"),
-        (pushed(servers={"hashAlgorithm": "MD5"}), "hashAlgorithm"),
-        (pushed(servers={"numReplicas": True}), "numReplicas"),
-        (pushed(servers={"serverList": []}), "serverList"),
-        (pushed(servers={"serverList": ["a"]}), "HOST:PORT"),
+        (pushed(vBucketServerMap=None), "vBucketServerMap = None: it must be a JSON object"),
+        (pushed(servers={"hashAlgorithm": "MD5"}), "hashAlgorithm = 'MD5': it must be CRC"),
+        (pushed(servers={"numReplicas": True}), "numReplicas = True: it must be 0 to"),
+        (pushed(servers={"serverList": []}), r"serverList = \[\]: it must be a list of HOST:PORT"),
+        (pushed(servers={"serverList": ["a"]}), r"serverList = \['a'\]: it must be a list of HOST:PORT"),
+        (pushed(servers={"vBucketMap": 7}), "vBucketMap = 7: it must be a list with a row for each vbucket"),
         (pushed(servers={"vBucketMap": [[0]]}), "vBucketMap has 1 rows, but the bucket has 4 vbuckets"),
-        (pushed(servers={"vBucketMap": [[0], [1], [2], [0]]}), "row 2 .* not in the serverList"),
+        (
+            pushed(servers={"vBucketMap": [[0], [1], [2], [0]]}),
+            r"row 2 .* = \[2\]: a server is not in the serverList; use 0 to 1",
+        ),
         (pushed(servers={"vBucketMap": [[0], [1], [], [0]]}), "row 2"),
         (pushed(servers={"vBucketMap": [[0], [1], [0, 1, 1], [0]]}), "row 2 .* at most 1 replicas"),
-        (pushed(nodesExt=[7]), "nodesExt"),
-        (pushed(nodesExt=[{"services": {"kv": "x"}}]), "ports"),
+        (pushed(nodesExt=[7]), r"nodesExt = \[7\]: it must be a list of nodes"),
+        (
+            pushed(nodesExt=[{"services": {"kv": "x"}}]),
+            "node 0 in nodesExt = {'kv': 'x'}: it must be an object of ports",
+        ),
     ],
 )
 def test_a_map_that_clients_could_not_follow(encoded: bytes, why: str) -> None:

@@ -260,7 +260,9 @@ def test_idle_connections_are_closed(upriver_node: EmbeddedNode, caplog: pytest.
 
 
 @pytest.mark.upriver(idle_s=1.0, unread_bytes_max=64 * 1024)
-def test_who_never_reads_is_cut_off_when_idle(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_never_reads_is_disconnected_when_idle(
+    upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, MESSAGES)
     with Client(upriver_node.port, receive_bytes=4096) as client:
         client.set(b"key", b"v" * 1_000_000)
@@ -271,7 +273,7 @@ def test_who_never_reads_is_cut_off_when_idle(upriver_node: EmbeddedNode, caplog
 
 @pytest.fixture
 def still_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedNode]:
-    """A node that looks after its connections only when told, at the time it is told."""
+    """A node that sweeps its connections only when the test asks for it, at the time that the test gives."""
     monkeypatch.setattr(server_module, "SWEEP_INTERVAL_S", 1e6)
     with start(vbuckets=1, idle_s=1e6, login_s=1e9, stuck_s=0, unread_bytes_max=2**30) as node:
         yield node
@@ -282,10 +284,10 @@ def unread(node: EmbeddedNode, connection: ServerConnection) -> int:
 
 
 @pytest.mark.parametrize("farewell", [False, True])
-def test_who_reads_slowly_but_steadily_may_go_on(
+def test_a_peer_that_reads_slowly_but_steadily_stays_connected(
     farewell: bool, still_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody tells when some of a large answer is read, but it is seen that less is left."""
+    """No event tells that the peer has read some of a large answer, but less of it is left."""
     caplog.set_level(logging.INFO, MESSAGES)
     limit_s = connection_module.LEAVE_S if farewell else 1e6
     with Client(still_node.port, receive_bytes=65536) as client:
@@ -325,7 +327,9 @@ def test_quit_is_answered_and_the_connection_closed(upriver_node: EmbeddedNode) 
 
 
 @pytest.mark.parametrize("farewell", ["quit", "half-close"])
-def test_who_waits_for_the_disk_is_answered_before_the_connection_closes(farewell: str, tmp_path: object) -> None:
+def test_a_peer_that_waits_for_the_disk_is_answered_before_the_connection_closes(
+    farewell: str, tmp_path: object
+) -> None:
     with start(vbuckets=1, ack="disk", data=tmp_path) as node:
         node.call(node.bucket.flusher.stop)
         with Client(node.port) as client:
@@ -341,7 +345,7 @@ def test_who_waits_for_the_disk_is_answered_before_the_connection_closes(farewel
             assert client.socket.recv(1) == b""
 
 
-def test_who_says_everything_and_half_closes_is_answered(upriver_node: EmbeddedNode) -> None:
+def test_a_peer_that_half_closes_is_answered(upriver_node: EmbeddedNode) -> None:
     with Client(upriver_node.port) as client:
         client.socket.sendall(noops(3000))
         client.socket.shutdown(socket.SHUT_WR)
@@ -350,7 +354,7 @@ def test_who_says_everything_and_half_closes_is_answered(upriver_node: EmbeddedN
 
 
 @pytest.mark.upriver(unread_bytes_max=2**30)
-def test_who_quits_and_does_not_read_is_cut_off(
+def test_a_peer_that_quits_and_does_not_read_is_disconnected(
     upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "LEAVE_S", 0.2)
@@ -370,7 +374,7 @@ def test_a_peer_that_resets_is_forgotten(upriver_node: EmbeddedNode) -> None:
     wait_until(lambda: connections(upriver_node) == 0)
 
 
-def test_an_answer_that_comes_after_the_peer_has_left_harms_nobody(tmp_path: object) -> None:
+def test_an_answer_that_comes_after_the_peer_has_left_is_dropped(tmp_path: object) -> None:
     with start(vbuckets=1, ack="disk", data=tmp_path) as node:
         node.call(node.bucket.flusher.stop)
         client = Client(node.port)
@@ -406,7 +410,7 @@ def test_answers_for_a_peer_that_is_gone_do_not_flood_the_log(
 
 
 @pytest.mark.upriver(stuck_s=0.4)
-def test_who_is_stuck_is_closed_and_who_is_only_idle_is_not(
+def test_a_stuck_peer_is_closed_and_an_idle_one_is_not(
     upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, MESSAGES)
@@ -425,7 +429,7 @@ def test_who_is_stuck_is_closed_and_who_is_only_idle_is_not(
 
 
 @pytest.mark.upriver(login_s=0.4)
-def test_nobody_looks_at_those_who_are_idle(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_not_looked_at(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """With ten thousand of them that would take milliseconds each time."""
     looked_at: list[ServerConnection] = []
     monkeypatch.setattr(ServerConnection, "sweep", lambda self, _: looked_at.append(self))
@@ -439,7 +443,7 @@ def test_nobody_looks_at_those_who_are_idle(upriver_node: EmbeddedNode, monkeypa
 
 
 @pytest.mark.upriver(unread_total_bytes_max=8 * 2**20)
-def test_who_has_left_most_unread_for_longest_makes_room(
+def test_the_peer_that_has_left_most_unread_for_longest_makes_room(
     upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     port, state = upriver_node.port, upriver_node.node.state
@@ -473,7 +477,7 @@ def test_who_has_left_most_unread_for_longest_makes_room(
 
 
 @pytest.mark.upriver(unread_total_bytes_max=4 * 2**20)
-def test_who_asks_and_does_not_read_makes_room_also_if_he_streams(
+def test_a_peer_that_does_not_read_answers_makes_room_also_if_it_streams(
     upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A consumer that only stops reading its stream stays."""
@@ -506,7 +510,7 @@ def test_sweeping_a_connection_that_is_gone(upriver_node: EmbeddedNode) -> None:
 def test_a_connection_that_is_done_is_not_closed_while_asyncio_says_that_all_is_sent(
     upriver_node: EmbeddedNode,
 ) -> None:
-    """It would then say twice that the connection is lost, the second time to nobody."""
+    """Otherwise asyncio would report twice that the connection is lost, the second time without a receiver."""
     client = Client(upriver_node.port)
     assert client.ask(Noop()).status == 0
     connection = only_connection(upriver_node)

@@ -70,7 +70,7 @@ def test_two_nodes_beside_each_other() -> None:
 
 
 def test_starting_takes_well_below_a_second() -> None:
-    start(vbuckets=64).close()  # whoever is first waits for imports
+    start(vbuckets=64).close()  # the first start waits for imports
     best = min(_start_s() for _ in range(3))
     assert best < 0.5
 
@@ -208,7 +208,7 @@ def test_closing_with_open_connections() -> None:
     clients[0].socket.sendall(Set(key=b"key", value=b"value").encode()[:30])
     begun = time.monotonic()
     node.close()
-    assert time.monotonic() - begun < 2  # nobody has to be waited for
+    assert time.monotonic() - begun < 2  # it does not wait for the clients
     for client in clients:
         assert client.is_closed()
         client.close()

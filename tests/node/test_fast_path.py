@@ -404,7 +404,7 @@ def test_parity_of_nonsense(packets: list[tuple[int, int, int, int, int, int, in
         assert state(without) == state(with_)
 
 
-# Who may do what
+# Permissions
 
 
 @pytest.fixture(scope="module")
@@ -670,7 +670,7 @@ def test_a_value_on_disk_is_read_back(tmp_path: Path) -> None:
             assert peer.ask(SetWithMeta(value=value + b"x", **again)).cas == item.cas
 
 
-def test_who_is_woken_by_a_change_may_send_requests(manual: ManualNode) -> None:
+def test_a_client_that_is_woken_by_a_change_may_send_requests(manual: ManualNode) -> None:
     """A change notification runs inside the loop; the loop is not entered twice."""
     sender, reader = manual.peer(), manual.peer()
     seen: list[bytes] = []

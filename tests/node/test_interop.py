@@ -340,7 +340,7 @@ def test_couchbase_sdk_and_a_bucket_that_is_not_there(connect: Connect, guarded:
 
 
 @package("couchbase")
-def test_couchbase_sdk_where_nobody_has_to_log_in(connect: Connect) -> None:
+def test_couchbase_sdk_without_login(connect: Connect) -> None:
     with start() as node:
         collection = connect(node, "anybody", "anything", sasl_mech_force="PLAIN")
         assert collection.upsert("k", 1).cas == collection.get("k").cas

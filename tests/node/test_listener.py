@@ -43,7 +43,7 @@ def test_every_address_of_a_host_has_the_same_port() -> None:
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", None), ("host.invalid", 1)])
-def test_where_nobody_can_listen(host: str, port: int | None) -> None:
+def test_an_address_on_which_the_node_cannot_listen(host: str, port: int | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         wanted = taken.getsockname()[1] if port is None else port
         with pytest.raises(CannotListen) as caught:

@@ -129,7 +129,7 @@ def test_memory_and_data_override_each_other_from_layer_to_layer(
         ({"vbuckets": 3}, "power of two"),
         ({"vbuckets": 2048}, "1 to 1024"),
         ({"vbuckets": 0}, "1 to 1024"),
-        ({"initial_vbuckets": "5-1"}, "must be all, none or vbuckets"),
+        ({"initial_vbuckets": "5-1"}, "must be all, none or vbuckets with ascending ranges: write 1-5, not 5-1"),
         ({"initial_vbuckets": "1024"}, "vbuckets below 1024 such as 7"),
         ({"initial_vbuckets": "some"}, "0-511,700"),
         ({"ack": "paper"}, "ack = 'paper': it must be one of memory, disk"),
@@ -175,7 +175,7 @@ def test_memory_and_data_override_each_other_from_layer_to_layer(
 )
 def test_what_makes_no_sense_is_named(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(InvalidArguments) as caught:
-        gather(given, {})
+        NodeOptions(**given)
     assert complaint in caught.value.detail
 
 
@@ -202,7 +202,9 @@ def test_where_a_bad_value_stands_is_said(name: str, value: str, complaint: str,
     ):
         with pytest.raises(InvalidArguments) as caught:
             gather(given, environment, str(file))
-        assert caught.value.detail.startswith(f"{origin}: {complaint}")
+        named = complaint.startswith(f"{name} = ") and origin != str(file)  # the name is said once
+        expected = f"{origin}{complaint.removeprefix(name)}" if named else f"{origin}: {complaint}"
+        assert caught.value.detail.startswith(expected)
 
 
 def test_nothing_is_said_of_where_a_value_stands_in_a_call() -> None:
@@ -263,3 +265,6 @@ def test_a_bad_file(text: bytes, complaint: str, tmp_path: Path) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidArguments, match="No such file"):
         gather({}, {}, str(tmp_path / "node.toml"))
+    for environment, file, origin in (({}, "/nope", "--config"), ({"UPRIVER_CONFIG": "/nope"}, None, "UPRIVER_CONFIG")):
+        with pytest.raises(InvalidArguments, match=rf"{origin} /nope: No such file"):
+            gather({}, environment, file)

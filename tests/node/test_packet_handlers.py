@@ -60,7 +60,7 @@ def test_a_request_whose_answer_may_overtake_waits_for_the_answers_before_it(man
     places: list[Deferred] = []
 
     def put_off(session: Any, request: object) -> Deferred:
-        places.append(Deferred(session))
+        places.append(Deferred(session.answers))
         return places[-1]
 
     handler = Handler()
@@ -102,7 +102,7 @@ class Upper:
         self.packets.append(packet)
         session.put(b"answered")
 
-    def lose_place(self, session: Session, error: WireError) -> None:
+    def close_on_wire_error(self, session: Session, error: WireError) -> None:
         self.errors.append(error)
         session.closing = True
 
@@ -188,7 +188,7 @@ def test_a_session_names_no_stream_and_no_tap() -> None:
 
     from upriver.node import session
 
-    text = Path(session.__file__).read_text()
+    text = "".join(path.read_text() for path in Path(session.__file__).parent.glob("*.py"))
     assert "node.streams" not in text
     assert "node.tap" not in text
     assert "DRAFT" not in text

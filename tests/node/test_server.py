@@ -36,8 +36,10 @@ def test_the_compiled_loop_reads_also_where_writes_wait_for_the_disk(ack: str) -
 # Addresses
 
 
-def test_nobody_is_served_before_the_node_knows_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever connects while further addresses are looked up waits, and is let go if the start fails."""
+def test_no_client_is_served_before_the_node_knows_its_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that connects while further addresses are looked up waits, and is closed if the start fails."""
     with start(vbuckets=1, data=tmp_path, bucket="ours") as node:
         port = node.port
     waiting: list[Client] = []

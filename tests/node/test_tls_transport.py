@@ -144,7 +144,7 @@ def test_a_tls_client_on_a_plain_port(
     wait_until(lambda: connections(upriver_node) == 0)
 
 
-def test_who_says_nothing_on_a_tls_port_is_closed_and_blocks_nobody(
+def test_a_silent_peer_on_a_tls_port_is_closed_and_blocks_no_other(
     tls_node: EmbeddedNode, pki: CertificateAuthority, caplog: pytest.LogCaptureFixture
 ) -> None:
     silent = [Client(tls_node.port) for _ in range(20)]
@@ -161,7 +161,7 @@ def test_who_says_nothing_on_a_tls_port_is_closed_and_blocks_nobody(
     assert tls_node.node.state.counters.handshakes_failed == 20
 
 
-def test_who_leaves_in_the_middle_of_the_handshake(tls_node: EmbeddedNode) -> None:
+def test_a_peer_that_leaves_in_the_middle_of_the_handshake(tls_node: EmbeddedNode) -> None:
     for greeting in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"):
         with Client(tls_node.port) as client:
             client.socket.sendall(greeting)
@@ -230,7 +230,7 @@ def test_what_is_left_unread_is_seen(pki: CertificateAuthority, caplog: pytest.L
         wait_until(lambda: connections(node) == 0)
 
 
-def test_who_does_not_read_is_stuck(pki: CertificateAuthority, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_does_not_read_is_stuck(pki: CertificateAuthority, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with (
         start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, stuck_s=0.5) as node,
@@ -242,7 +242,7 @@ def test_who_does_not_read_is_stuck(pki: CertificateAuthority, caplog: pytest.Lo
         assert logged(caplog, "it left its answers unread")
 
 
-def test_who_says_quit_may_take_his_time_over_the_last_answers(pki: CertificateAuthority) -> None:
+def test_a_peer_that_sent_quit_may_read_the_last_answers_slowly(pki: CertificateAuthority) -> None:
     with (
         start(vbuckets=1, tls_cert=pki.cert, tls_key=pki.key, unread_bytes_max=2**30) as node,
         Client(node.port, context=pki.client(), receive_bytes=4096) as client,
@@ -251,7 +251,7 @@ def test_who_says_quit_may_take_his_time_over_the_last_answers(pki: CertificateA
         client.send(Get(key=b"key", opaque=1), Quit(opaque=2))
         wait_until(lambda: is_leaving(node))
         left_at = time.monotonic()
-        wait_until(lambda: time.monotonic() - left_at > 1.5, "he takes his time")
+        wait_until(lambda: time.monotonic() - left_at > 1.5, "the peer waits")
         assert list(opaques(client, 2)) == [1, 2]
         assert client.socket.recv(1) == b""
 
@@ -262,8 +262,8 @@ def is_leaving(node: EmbeddedNode) -> bool:
     return node.call(lambda: connection.session is not None and connection.session.closing)
 
 
-def test_who_says_everything_is_answered(pki: CertificateAuthority, tmp_path: Path) -> None:
-    """Whoever has said good-bye and still waits for the disk, as without TLS."""
+def test_a_peer_that_has_sent_everything_is_answered(pki: CertificateAuthority, tmp_path: Path) -> None:
+    """A peer that has sent quit and still waits for the disk gets its answers, as without TLS."""
     with start(vbuckets=1, ack="disk", data=tmp_path / "data", tls_cert=pki.cert, tls_key=pki.key) as node:
         node.call(node.bucket.flusher.stop)
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -337,7 +337,7 @@ class Wire(asyncio.Transport):
 
 
 class Taker:
-    """Takes down what it is given, and takes a break after every so many pieces."""
+    """Records what it is given, and pauses after every few pieces."""
 
     def __init__(self, buffer_bytes: int, pause_after: int) -> None:
         self._buffer = memoryview(bytearray(buffer_bytes))
@@ -351,8 +351,8 @@ class Taker:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def encryption_failed(self, why: str, *, greeted: bool) -> None:
-        raise AssertionError(why, greeted)
+    def encryption_failed(self, why: str, *, handshake_done: bool) -> None:
+        raise AssertionError(why, handshake_done)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
@@ -399,7 +399,7 @@ async def _exchange(
     server.connection_made(wire)
 
     async def give(data: bytes) -> None:
-        while wire.paused:  # as a transport would, which calls nobody who does not want it
+        while wire.paused:  # as a transport does, which calls no paused protocol
             server.resume_reading()
             await asyncio.sleep(0)
         server.get_buffer(-1)[: len(data)] = data

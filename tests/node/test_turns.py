@@ -186,7 +186,7 @@ def test_what_looks_at_every_vbucket_ends_a_turn(request_: Request) -> None:
 
 
 def test_a_long_answer_takes_turns() -> None:
-    """Nothing of it is lost or overtaken, whoever waits, and it stops for a peer that does not read."""
+    """Nothing of it is lost or overtaken, and it stops for a peer that does not read."""
     manual = open_manual_node(limits=Limits(turn_work_max=10))
     with manual.bucket:
         peer, session = manual.peer(), Session(manual.node, "peer")
@@ -208,7 +208,7 @@ def test_a_long_answer_takes_turns() -> None:
         assert [packet.opaque for packet in packets[-2:]] == [2, 3]
 
 
-def test_who_is_told_to_go_gets_his_long_answer_to_the_end() -> None:
+def test_a_peer_that_is_disconnected_gets_its_long_answer_to_the_end() -> None:
     manual = open_manual_node(limits=Limits(turn_work_max=10))
     with manual.bucket:
         session = Session(manual.node, "peer")
@@ -251,7 +251,7 @@ def test_what_lists_too_much_is_refused_before_it_is_taken_apart() -> None:
         assert peer.ask(Noop()).status is Status.SUCCESS
 
 
-def test_who_has_held_half_a_request_for_longest_makes_room(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_peer_that_has_held_half_a_request_for_longest_makes_room(caplog: pytest.LogCaptureFixture) -> None:
     manual = open_manual_node(limits=Limits(partial_bytes_max=10_000))
     whole = Set(key=b"key", value=b"v" * 6000, opaque=5).encode()
     half = whole[:6000]
@@ -281,8 +281,8 @@ def test_who_has_held_half_a_request_for_longest_makes_room(caplog: pytest.LogCa
         assert manual.node.partial.total_bytes == 100
 
 
-def test_who_only_waits_for_his_turn_makes_no_room() -> None:
-    """What a session has left for a later turn is no half request; nobody is refused for it."""
+def test_a_peer_that_only_waits_for_its_turn_makes_no_room() -> None:
+    """Requests that a session has left for a later turn are not half requests; no peer is refused for them."""
     manual = open_manual_node(limits=Limits(partial_bytes_max=10_000, turn_work_max=1))
     with manual.bucket:
         busy, other = Session(manual.node, "busy"), manual.peer()
@@ -311,7 +311,7 @@ def test_a_turn_ends_after_so_many_bytes_of_answers() -> None:
 
 
 def test_one_large_answer_fills_a_turn() -> None:
-    """However it is received: what stands behind it waits until it is read."""
+    """However it is received: the requests after it wait until it is read."""
     for compiled in (False, True):
         manual = open_manual_node(compiled=compiled, limits=Limits(unread_answer_bytes_max=10_000))
         with manual.bucket:

@@ -8,7 +8,7 @@ safe because the writes are unconditional. A row is not sent again after a later
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +29,21 @@ SLICE_ROWS_MAX: Final = 4096
 SLICE_BYTES_MAX: Final = 1024 * 1024
 #: The maximum number of outstanding slices per node.
 SLICES_MAX: Final = 3
+
+
+class RecordBatchLike(Protocol):
+    """A ``pyarrow.RecordBatch``, for type checkers: pyarrow has no types, so its classes would accept everything."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+
+    @property
+    def schema(self) -> Any:
+        """The names and types of the columns."""
+
+    def column(self, name: str) -> Any:
+        """One column."""
 
 
 def keys_batch(keys: Sequence[bytes]) -> pa.RecordBatch:
@@ -52,7 +67,7 @@ def store_batch(rows: Sequence[tuple[bytes, bytes]], flags: int, expiry: int) ->
     )
 
 
-def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
+def completed(batch: RecordBatchLike) -> pa.RecordBatch:
     """Return the batch in the schema of changes: missing columns are 0, and a missing event means mutation."""
     if batch.schema.equals(CHANGES):
         return batch
@@ -82,7 +97,7 @@ class BulkWork:
         self._in_order = True
 
     async def write(
-        self, batch: pa.RecordBatch, *, with_meta: bool, options: MetaOption | None
+        self, batch: RecordBatchLike, *, with_meta: bool, options: MetaOption | None
     ) -> dict[bytes, StatusError]:
         """Store and delete rows; return the refused keys with their errors."""
         self._in_order = not with_meta or MetaOption.SKIP_CONFLICT_RESOLUTION in (options or MetaOption(0))

@@ -11,10 +11,11 @@ import contextlib
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
-from upriver.client.bulk import BulkWork, keys_batch, store_batch
+from upriver.client.bulk import BulkWork, RecordBatchLike, keys_batch, store_batch
 from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.cluster_map import ClusterMap
 from upriver.client.transport.address import Address, Endpoint
 from upriver.client.transport.backoff import Backoff
 from upriver.client.transport.connection import AGENT, CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection
@@ -109,6 +110,11 @@ class KvClient:
         """Create a client; ``timeout_s`` limits an operation with all its attempts."""
         self.cluster = Cluster(address, agent=agent, connect_timeout_s=connect_timeout_s)
         self.timeout_s = timeout_s
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """The newest known cluster map."""
+        return self.cluster.map
 
     async def __aenter__(self) -> Self:
         try:
@@ -227,7 +233,7 @@ class KvClient:
         return await self.write_batch(store_batch(rows, flags, expiry))
 
     async def write_batch(
-        self, batch: Any, *, with_meta: bool = False, options: MetaOption | None = None
+        self, batch: RecordBatchLike, *, with_meta: bool = False, options: MetaOption | None = None
     ) -> dict[bytes, StatusError]:
         """Store and delete the rows of an Arrow batch; return the refused keys with their errors.
 

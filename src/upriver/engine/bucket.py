@@ -423,7 +423,7 @@ class Bucket:
     def _begin(self, vbuckets: int) -> None:
         """Remove the mark of a clean stop and store new branches, durably, before the first request.
 
-        A new bucket is stored with all its vbuckets or not at all: later nobody could tell which ones it should have.
+        A new bucket is stored with all its vbuckets or not at all: later, nothing tells which ones it should have.
         """
         changed, _ = self.journal.take()
         descriptions: dict[int, dict[str, Any] | None] = {}

@@ -28,6 +28,11 @@ class ConsistentPoints:
     def newest(self) -> int:
         return self._ranges[-1][1] if self._ranges else 0
 
+    @property
+    def newest_range_start(self) -> int:
+        """The first seqno of the newest range: the copy itself wrote everything from there on, or nothing."""
+        return self._ranges[-1][0] if self._ranges else 0
+
     def add(self, seqno: int) -> None:
         """The copy was consistent at this seqno, the highest so far."""
         if not self._ranges or seqno > self._ranges[-1][1]:

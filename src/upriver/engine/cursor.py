@@ -47,6 +47,8 @@ READ_BYTES: Final = 256 * 1024
 #: A slow pattern gets this much time instead, and then counts as if it had looked at all of them.
 FILTERED_BYTES: Final = 32 * 1024
 FILTERED_S: Final = 0.002
+#: The table compares a key's prefix for this many changes in one read, in about the same time.
+PREFIXED_SEQNOS: Final = 32 * 1024
 
 #: opcode, key length, extras length, datatype, body length, by_seqno: the fields of a frame that a filter needs.
 _FRAME: Final = struct.Struct(">xBHBB2xI12xQ")
@@ -128,7 +130,7 @@ class Cursor:
         self.end_seqno = end_seqno
         #: The announced snapshot, while it is not read to its end.
         self.snapshot: Snapshot | None = None
-        #: Whether values of it come from disk.
+        #: Whether some of its values are read from disk.
         self.from_disk = False
         #: Whether the announced snapshot begins where a checkpoint does.
         self.begins_checkpoint = False
@@ -141,7 +143,13 @@ class Cursor:
         self.last_read_seqno = start_seqno
         #: The bytes that a filter has looked at, so that the reader can yield to others.
         self.bytes_filtered = 0
-        self._looks_at_each = options.filtered
+        pattern = options.key_pattern
+        self._key_prefix = options.key_prefix or (b"" if pattern is None else pattern.prefix)
+        #: Whether the table leaves out keys without the prefix of a filter, which takes time although nothing is read.
+        self._looks_at_prefixes = options.filtered and bool(self._key_prefix)
+        is_prefix = pattern is not None and pattern.is_prefix and not options.key_prefix
+        #: Whether Python code must look at the other changes.
+        self._looks_at_each = options.filtered and not (is_prefix and options.value_filter is None)
         self._may_take_long = options.key_pattern is not None and options.key_pattern.may_take_long
         self._first_end: int | None = consistent_seqno
         if start_seqno == end_seqno:
@@ -241,7 +249,7 @@ class Cursor:
             opaque,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
-            self.options.key_prefix,
+            self._key_prefix,
             block,
         )
         if self._looks_at_each:
@@ -269,7 +277,7 @@ class Cursor:
 
         If the buffer is too small for the next change, it returns 0 and the cursor does not advance.
         """
-        if self._looks_at_each:
+        if self.options.filtered:
             raise NotSupported("a filtered cursor cannot read into a buffer")
         snapshot = self._announced()
         upto, block = self._source(snapshot)
@@ -281,7 +289,7 @@ class Cursor:
             opaque,
             self.options.history,
             self.options.keys_only,
-            self.options.key_prefix,
+            self._key_prefix,
             block,
         )
         if count:
@@ -301,7 +309,7 @@ class Cursor:
             FILTERED_BYTES if self._looks_at_each else max_bytes,
             self.options.history,
             self.options.keys_only and self.options.value_filter is None,
-            self.options.key_prefix,
+            self._key_prefix,
             block,
         )
         if self._looks_at_each:
@@ -345,17 +353,20 @@ class Cursor:
 
     def _source(self, snapshot: Snapshot) -> tuple[int, bytes | None]:
         """How far the next read goes, and the stored block with the evicted values."""
+        end = min(snapshot.end, self.seqno + PREFIXED_SEQNOS) if self._looks_at_prefixes else snapshot.end
         if self.options.keys_only and self.options.value_filter is None:
-            return snapshot.end, None
-        evicted = self.table.first_evicted(self.seqno, snapshot.end)
+            return end, None
+        evicted = self.table.first_evicted(self.seqno, end)
         if not evicted:
-            return snapshot.end, None
+            return end, None
         if self.vbucket.read_block is None:
             raise TemporaryFailure("values are on disk, but the bucket has no disk", vbucket=self.vbucket.number)
         block, last = self.vbucket.read_block(evicted)
-        return min(last, snapshot.end), block
+        return min(last, end), block
 
     def _advance(self, done: int, count: int, snapshot: Snapshot) -> None:
+        if self._looks_at_prefixes:
+            self.bytes_filtered += FILTERED_BYTES * (done - self.seqno) // PREFIXED_SEQNOS
         self.seqno = done
         self.changes_read += count
         if done >= snapshot.end:

@@ -7,6 +7,8 @@ are nested too deeply to be parsed, at some hundreds of levels: the consumer can
 
 import json
 import math
+import re
+import reprlib
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -24,6 +26,8 @@ PROGRAM_SIZE_MAX: Final = 2000
 PROGRAM_SIZE_SMALL: Final = 40
 #: The value that a field is compared with has at most this many levels.
 WANTED_LEVELS_MAX: Final = 100
+#: A character of a pattern that stands for itself.
+_LETTER: Final = re.compile(r"\\x[0-9a-fA-F]{2}|\\[^\w\s]|[^\\^$.|?*+()\[\]{}]", re.ASCII)
 #: Marks an option that was not given; None means JSON null.
 _UNSAID: Final = object()
 
@@ -36,13 +40,13 @@ class KeyPattern:
 
     def __post_init__(self) -> None:
         try:
-            if len(self.pattern.encode()) > PATTERN_BYTES_MAX:
-                raise InvalidArguments(f"a key pattern has at most {PATTERN_BYTES_MAX} bytes")
+            if (size := len(self.pattern.encode())) > PATTERN_BYTES_MAX:
+                raise InvalidArguments(f"the key pattern has {size} bytes: use at most {PATTERN_BYTES_MAX}")
         except UnicodeEncodeError:
             raise InvalidArguments(f"the key pattern {self.pattern!r} cannot be encoded as UTF-8") from None
         if "\\p" in (escapes := self.pattern.replace("\\\\", "")) or "\\P" in escapes:
             # RE2 takes ten milliseconds to compile one that ignores case, and a pattern has room for a thousand.
-            raise InvalidArguments("a key pattern cannot use Unicode classes: use ranges such as [a-z]")
+            raise InvalidArguments(f"the key pattern {self.pattern!r} has a Unicode class: use ranges such as [a-z]")
         try:
             assert self._compiled is not None
         except re2.error as error:
@@ -61,6 +65,16 @@ class KeyPattern:
         options.log_errors = False
         return re2.compile(self.pattern.encode("utf-8"), options)
 
+    @cached_property
+    def prefix(self) -> bytes:
+        """What every key begins with that passes; the table compares it much faster than a pattern."""
+        return _literal_prefix(self.pattern)[0]
+
+    @cached_property
+    def is_prefix(self) -> bool:
+        """Whether every key passes that begins with the prefix."""
+        return bool(self.prefix) and not _literal_prefix(self.pattern)[1]
+
     @property
     def may_take_long(self) -> bool:
         """Whether matching a key may be slow, so that its time must be limited."""
@@ -68,6 +82,24 @@ class KeyPattern:
 
     def passes(self, key: bytes) -> bool:
         return self._compiled.search(key) is not None
+
+
+def _literal_prefix(pattern: str) -> tuple[bytes, str]:
+    """The letters that a pattern requires at the start of a key, and the rest of the pattern."""
+    if not pattern.startswith("^"):
+        return b"", pattern
+    found: list[bytes] = []
+    at = 1
+    while (letter := _LETTER.match(pattern, at)) is not None:
+        text = letter[0]
+        found.append(bytes([int(text[2:], 16)]) if text.startswith("\\x") else text[-1].encode())
+        at = letter.end()
+    rest = pattern[at:]
+    if "|" in rest:  # perhaps between whole patterns, of which only the first has the prefix
+        return b"", pattern
+    if rest[:1] in ("*", "+", "?", "{"):  # which may leave out the last letter
+        found = found[:-1]
+    return b"".join(found), rest
 
 
 @dataclass(frozen=True)
@@ -82,10 +114,15 @@ class ValueFilter:
     contains: Any = _UNSAID
 
     def __post_init__(self) -> None:
-        if not self.path or (self.equals is _UNSAID) == (self.contains is _UNSAID):
-            raise InvalidArguments("a value filter needs a field and either 'equals' or 'contains'")
+        if not self.path:
+            raise InvalidArguments("the value filter has no field: give a name or a path such as a.b")
+        if (self.equals is _UNSAID) == (self.contains is _UNSAID):
+            given = "neither 'equals' nor 'contains'" if self.equals is _UNSAID else "both 'equals' and 'contains'"
+            raise InvalidArguments(f"the value filter of field {'.'.join(self.path)!r} has {given}: give one of them")
         if isinstance(self.contains, list | dict):
-            raise InvalidArguments("'contains' must be a string, a number, true, false or null")
+            raise InvalidArguments(
+                f"contains = {reprlib.repr(self.contains)}: it must be a string, a number, true, false or null"
+            )
         _check(self.contains if self.equals is _UNSAID else self.equals)
 
     def passes(self, event: int, value: bytes, datatype: int = 0) -> bool:

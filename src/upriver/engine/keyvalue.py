@@ -273,7 +273,7 @@ class KeyValue:
         if item.datatype & SNAPPY and inflated_size(item.value) > INFLATED_BYTES_MAX:
             raise TooBig(vbucket=self.table.vbucket)
         value = before + plain(item.value, item.datatype) + behind
-        # The joined value is not compressed, and nobody said that it is JSON.
+        # The joined value is not compressed, and its data type is not known to be JSON.
         return self._store(Event.MUTATION, key, value, item.flags, item.expiry, item.datatype & ~(SNAPPY | JSON))
 
     def _count(

@@ -82,7 +82,7 @@ class Vbucket(KeyValue):
         self.state = VbucketState.DEAD
         #: The only connection that may take over a dead copy; empty if any may.
         self.successor = ""
-        #: The successor owns it: nobody may take it over from here any more.
+        #: The successor owns it: no connection may take it over from this copy.
         self.taken_over = False
         self.failover_log = FailoverLog.fresh(new_uuid())
         self.consistent_points = ConsistentPoints()
@@ -534,6 +534,15 @@ class Vbucket(KeyValue):
         with self.journal.lock:
             self._note_consistent()
             return self.consistent_points.at_or_below(seqno, self.floor_seqno)
+
+    @property
+    def exact_from(self) -> int:
+        """Every version from this seqno on is retained, so every later state can be read.
+
+        States below may be missing: their versions were dropped, or the copy received that history, in which each
+        snapshot has only the last version of a key.
+        """
+        return max(self.floor_seqno, self.consistent_points.newest_range_start)
 
     def when_changed(self, callback: Callable[[], object], persisted: bool = False, owner: object = None) -> None:
         """Call back once, at the next change or, with ``persisted``, when the next one is on disk.

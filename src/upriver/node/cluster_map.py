@@ -7,6 +7,7 @@ directory also after a restart.
 """
 
 import json
+import reprlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +57,7 @@ def single_node(
     }
 
 
-class ClusterConfig:
+class NodeClusterMap:
     """The newest cluster map that this node knows; ``path`` is the file for a pushed map."""
 
     def __init__(self, config: dict[str, Any], path: Path | None = None) -> None:
@@ -68,7 +69,7 @@ class ClusterConfig:
         self._active: Callable[[], Iterable[int]] | None = None
 
     @classmethod
-    def load(cls, made_up: dict[str, Any], path: Path) -> "ClusterConfig":
+    def load(cls, made_up: dict[str, Any], path: Path) -> "NodeClusterMap":
         """Return the map that was pushed before the restart, else the node's own; ``StorageError`` if it is invalid."""
         cluster = cls(made_up, path)
         try:
@@ -143,12 +144,14 @@ def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:
         config = json.loads(encoded)
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"the cluster map is not JSON: {error}") from None
-    if not isinstance(config, dict) or "rev" not in config:
-        raise InvalidArguments("the cluster map has no revision")
-    if any(type(config.get(name, 0)) is not int or config.get(name, 0) < 0 for name in ("rev", "revEpoch")):
-        raise InvalidArguments("rev and revEpoch of the cluster map must be numbers from 0")
-    if max(config["rev"], config.get("revEpoch", 0)) > REVISION_MAX:
-        raise InvalidArguments("the revision of the cluster map must be less than 2**63")
+    if not isinstance(config, dict):
+        raise InvalidArguments(f"the cluster map must be a JSON object, not {_shown(config)}")
+    if "rev" not in config:
+        raise InvalidArguments("the cluster map has no revision: add rev, a number from 0")
+    for name in ("rev", "revEpoch"):
+        revision = config.get(name, 0)
+        if type(revision) is not int or not 0 <= revision <= REVISION_MAX:
+            raise InvalidArguments(f"{name} = {_shown(revision)}: it must be a whole number from 0, less than 2**63")
     if config.get("name") != bucket:
         raise InvalidArguments(f"the cluster map is for bucket {config.get('name')!r}, but this node has {bucket!r}")
     _check_servers(config.get("vBucketServerMap"), vbuckets)
@@ -157,25 +160,31 @@ def parsed(encoded: bytes, bucket: str, vbuckets: int) -> dict[str, Any]:
 
 
 def _check_servers(servers: Any, vbuckets: int) -> None:
-    if not isinstance(servers, dict) or servers.get("hashAlgorithm", "CRC") != "CRC":
-        raise InvalidArguments("the cluster map needs a vBucketServerMap with hashAlgorithm CRC")
+    if not isinstance(servers, dict):
+        raise InvalidArguments(f"vBucketServerMap = {_shown(servers)}: it must be a JSON object")
+    if servers.get("hashAlgorithm", "CRC") != "CRC":
+        raise InvalidArguments(f"hashAlgorithm = {_shown(servers['hashAlgorithm'])}: it must be CRC")
     replicas = servers.get("numReplicas", REPLICAS_MAX)
     if type(replicas) is not int or not 0 <= replicas <= REPLICAS_MAX:
-        raise InvalidArguments(f"numReplicas of the cluster map must be 0 to {REPLICAS_MAX}, not {replicas!r}")
+        raise InvalidArguments(f"numReplicas = {_shown(replicas)}: it must be 0 to {REPLICAS_MAX}")
     hosts, rows = servers.get("serverList"), servers.get("vBucketMap")
     if not isinstance(hosts, list) or not hosts or not all(isinstance(each, str) and ":" in each for each in hosts):
-        raise InvalidArguments("serverList of the cluster map must be a list of HOST:PORT")
+        raise InvalidArguments(f"serverList = {_shown(hosts)}: it must be a list of HOST:PORT")
     if not isinstance(rows, list):
-        raise InvalidArguments("vBucketMap of the cluster map must be a list")
+        raise InvalidArguments(f"vBucketMap = {_shown(rows)}: it must be a list with a row for each vbucket")
     if len(rows) != vbuckets:
         raise InvalidArguments(f"vBucketMap has {len(rows)} rows, but the bucket has {vbuckets} vbuckets")
     for number, row in enumerate(rows):
         if not isinstance(row, list) or not row or len(row) > 1 + replicas:
             raise InvalidArguments(
-                f"row {number} of the vBucketMap must have an active server and at most {replicas} replicas"
+                f"row {number} of the vBucketMap = {_shown(row)}: it must have an active server and at most"
+                f" {replicas} replicas"
             )
         if not all(type(place) is int and -1 <= place < len(hosts) for place in row):
-            raise InvalidArguments(f"row {number} of the vBucketMap has a server that is not in the serverList")
+            raise InvalidArguments(
+                f"row {number} of the vBucketMap = {_shown(row)}: a server is not in the serverList; use 0 to"
+                f" {len(hosts) - 1}, or -1 for none"
+            )
 
 
 def _check_nodes(nodes: Any) -> None:
@@ -183,8 +192,15 @@ def _check_nodes(nodes: Any) -> None:
     if nodes is None:
         return
     if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise InvalidArguments("nodesExt of the cluster map must be a list of nodes")
-    for node in nodes:
+        raise InvalidArguments(f"nodesExt = {_shown(nodes)}: it must be a list of nodes")
+    for number, node in enumerate(nodes):
         services = node.get("services")
         if not isinstance(services, dict) or not all(type(port) is int for port in services.values()):
-            raise InvalidArguments("each node in nodesExt of the cluster map needs services with ports")
+            raise InvalidArguments(
+                f"services of node {number} in nodesExt = {_shown(services)}: it must be an object of ports"
+            )
+
+
+def _shown(value: Any) -> str:
+    """A value of the map as an error shows it: a wrong map may be large."""
+    return reprlib.repr(value)

@@ -108,7 +108,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         node.connections.discard(self)
         node.watched.discard(self)
         # Its unread answers are freed now, and not kept for the next peer.
-        node.heap.used(node.unread.release(self))
+        node.malloc_tuning.used(node.unread.release(self))
         node.counters.connections -= 1
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
@@ -204,7 +204,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._prepared = True
             prepare_for_streams(transport)
         if not stream.blocked:
-            sent = write_turn(transport, session.data_to_send(), stream, self._node.outbox)
+            sent = write_turn(transport, session.data_to_send(), stream, self._node.send_buffer)
             self._node.counters.bytes_written += sent
             self._passed += sent
         session.paused = stream.blocked and session.unsent >= self._node.limits.unread_answer_bytes_max
@@ -245,11 +245,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         if moved != self._moved:
             self._moved, self._last_active = moved, now
 
-    def encryption_failed(self, why: str, *, greeted: bool) -> None:
+    def encryption_failed(self, why: str, *, handshake_done: bool) -> None:
         """Log that TLS failed: in the handshake or, if that was complete, after it."""
         if self.session is not None:
-            self._node.counters.handshakes_failed += not greeted
-            self.session.log.warning("closed: %s: %s", "TLS failed" if greeted else "the TLS handshake failed", why)
+            self._node.counters.handshakes_failed += not handshake_done
+            what = "TLS failed" if handshake_done else "the TLS handshake failed"
+            self.session.log.warning("closed: %s: %s", what, why)
 
     def leave(self) -> None:
         """Take no more requests, and close when everything is answered."""
@@ -340,7 +341,7 @@ def _make_room(node: NodeState, now: float) -> None:
         connection._cut_off(limit)
     for connection in unread.too_much(2 * limit, now):
         connection._cut_off(limit)
-    node.heap.used(before - unread.total_bytes)  # or malloc would keep it
+    node.malloc_tuning.used(before - unread.total_bytes)  # or malloc would keep it
 
 
 def _unread_bytes(session: Session, transport: asyncio.Transport) -> int:
@@ -350,8 +351,8 @@ def _unread_bytes(session: Session, transport: asyncio.Transport) -> int:
     """
     unsent = transport.get_write_buffer_size()
     if session.stream is None:
-        return unsent + session.waiting_bytes
-    asked = session.unsent + session.waiting_bytes
+        return unsent + session.answers.waiting_bytes
+    asked = session.unsent + session.answers.waiting_bytes
     return asked and asked + unsent
 
 

@@ -155,7 +155,10 @@ class NodeOptions:
         except InvalidArguments as error:
             if origins is None or name not in origins:
                 raise
-            raise InvalidArguments(f"{origins[name]}: {error.detail}") from None
+            origin, detail = origins[name], error.detail
+            if origin in (_flag(name), _variable(name)) and detail.startswith(f"{name} = "):
+                raise InvalidArguments(f"{origin}{detail.removeprefix(name)}") from None
+            raise InvalidArguments(f"{origin}: {detail}") from None
 
     def _check(self) -> Iterator[str]:
         """Convert and check the values; yields the name of each before it can be found bad."""
@@ -164,7 +167,7 @@ class NodeOptions:
             object.__setattr__(self, field.name, _read(field, getattr(self, field.name)))
         yield "data"
         if self.data == "":
-            raise InvalidArguments("data is empty: give a directory, or use memory")
+            raise InvalidArguments("data = '': give a directory, or use memory")
         if self.data is not None and self.memory:
             raise InvalidArguments("data and memory exclude each other: give one of them")
         if self.data is None:
@@ -241,16 +244,16 @@ def gather(
 ) -> NodeOptions:
     """The options from the command line (``given``), then the environment, then the file, then the defaults."""
     names = [field.name for field in dataclasses.fields(NodeOptions)]
-    file = file or environment.get("UPRIVER_CONFIG")
-    in_environment = {name: f"UPRIVER_{name.upper()}" for name in names}
+    file, given_by = (file, "--config") if file else (environment.get(_variable("config")), _variable("config"))
+    in_environment = {name: _variable(name) for name in names}
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer, places in (
-        ({} if file is None else _from_file(Path(file)), dict.fromkeys(names, str(file))),
+        ({} if file is None else _from_file(Path(file), given_by), dict.fromkeys(names, str(file))),
         ({name: environment[key] for name, key in in_environment.items() if key in environment}, in_environment),
         (
             {name: value for name, value in given.items() if value is not None},
-            {name: f"--{hyphenated(name)}" for name in names},
+            {name: _flag(name) for name in names},
         ),
     ):
         # Data on disk and in memory exclude each other: a layer with one of them overrides the other of lower layers.
@@ -263,10 +266,18 @@ def gather(
     return NodeOptions(**values, origins=origins)
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _flag(name: str) -> str:
+    return f"--{hyphenated(name)}"
+
+
+def _variable(name: str) -> str:
+    return f"UPRIVER_{name.upper()}"
+
+
+def _from_file(path: Path, given_by: str) -> dict[str, Any]:
     try:
         return {find_field(NodeOptions, name, value, str).name: value for name, value in read_toml(path).items()}
     except StorageError as error:
-        raise InvalidArguments(str(error)) from None
+        raise InvalidArguments(f"{given_by} {error}") from None
     except OptionError as error:
         raise InvalidArguments(f"{path}: {error}") from None

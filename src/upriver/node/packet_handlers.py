@@ -25,7 +25,7 @@ class ConnectionFormat(Protocol):
     def handle(self, session: "Session", packet: bytes) -> None:
         """Answer a packet."""
 
-    def lose_place(self, session: "Session", error: WireError) -> None:
+    def close_on_wire_error(self, session: "Session", error: WireError) -> None:
         """Close the connection: its bytes cannot be cut into packets any more."""
 
 
@@ -74,7 +74,7 @@ class SessionStream(Protocol):
         """Take a message; return False if it does not belong to a stream."""
 
     def produce(self) -> Buffer:
-        """Return the next piece to send, empty if there is none or no window. A view lies in the node's outbox."""
+        """Return the next piece to send, empty if there is none or no window. A view lies in the node's send buffer."""
 
     def wake(self) -> None:
         """Send soon: there may be something to send."""

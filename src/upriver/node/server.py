@@ -29,7 +29,7 @@ from upriver.node.auth.login_queue import take_new_users
 from upriver.node.auth.users_file import Users
 from upriver.node.bucket_identity import bucket_uuid
 from upriver.node.build_info import plain_parts
-from upriver.node.cluster_map import ClusterConfig, single_node
+from upriver.node.cluster_map import NodeClusterMap, single_node
 from upriver.node.commands import COMMANDS, CommandHandler
 from upriver.node.connection import RECEIVE_BYTES, ServerConnection
 from upriver.node.listener import Listener, bind
@@ -45,8 +45,8 @@ from upriver.protocol.tap import TapSettings
 
 try:
     from upriver.node._fast_path import FastPath
-except ImportError:
-    raise NotCompiled("upriver.node._fast_path") from None
+except ImportError as error:
+    raise NotCompiled.after("upriver.node._fast_path", error) from None
 
 if TYPE_CHECKING:
     from upriver.node.http.metrics import MetricsServer
@@ -214,7 +214,7 @@ class Node:
             self._listeners += (Listener(each, factory, state.log) for each in sockets)
         self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
 
-    def _cluster(self, mgmt_port: int) -> ClusterConfig:
+    def _cluster(self, mgmt_port: int) -> NodeClusterMap:
         """The first cluster map."""
         options, bucket = self.options, self.state.bucket
         data = None if options.data is None else Path(options.data)
@@ -228,7 +228,7 @@ class Node:
             active=[vbucket.number for vbucket in bucket if vbucket.state is VbucketState.ACTIVE],
             rev=int(self.state.started * 1000),
         )
-        return ClusterConfig(initial) if data is None else ClusterConfig.load(initial, data / CLUSTER_FILE)
+        return NodeClusterMap(initial) if data is None else NodeClusterMap.load(initial, data / CLUSTER_FILE)
 
     @property
     def metrics_port(self) -> int | None:
@@ -275,7 +275,7 @@ class Node:
             try:
                 if state.users is not None:
                     take_new_users(state, state.users)
-                state.stream_watch.look(state, state.ticks())
+                state.stall_check.look(state, state.ticks())
                 for number, connection in enumerate(list(state.connections if check_all else state.watched), 1):
                     connection.sweep(loop.time())
                     if number % SWEPT_PER_TURN == 0:
@@ -300,7 +300,7 @@ class Node:
         if state.flush_timer is not None:
             state.flush_timer.cancel()
         if state.streams is not None:
-            state.streams.say_goodbye()
+            state.streams.end_streams()
         for connection in list(state.connections):
             connection.leave()
         if any(connection.session is not None and connection.session.waiting for connection in state.connections):
@@ -354,7 +354,7 @@ def _state(options: NodeOptions, bucket: Bucket, users: Users | None, scheduler:
         clock=time.time,
         ticks=time.monotonic,
         started=time.time(),
-        cluster=ClusterConfig({"rev": 0}),
+        cluster=NodeClusterMap({"rev": 0}),
         users=users,
         limits=Limits(
             connections_max=max(1, min(options.connections_max, descriptors - DESCRIPTORS_KEPT)),

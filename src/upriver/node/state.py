@@ -13,7 +13,7 @@ from upriver.node.auth.login_throttle import LoginThrottle
 from upriver.node.auth.users import Role
 from upriver.node.auth.users_file import Users
 from upriver.node.buffer_budget import BufferBudget
-from upriver.node.cluster_map import ClusterConfig
+from upriver.node.cluster_map import NodeClusterMap
 from upriver.node.streams.stall_check import StallCheck
 from upriver.node.streams.wake_queue import WakeQueue
 from upriver.protocol.producer import PIECE_BYTES, SendBuffer
@@ -115,7 +115,7 @@ class NodeState:
     started: float
     #: A monotonic time for durations and deadlines; setting the clock does not change it.
     ticks: Callable[[], float]
-    cluster: ClusterConfig
+    cluster: NodeClusterMap
     users: Users | None = None
     throttle: LoginThrottle = field(default_factory=LoginThrottle)
     limits: Limits = field(default_factory=Limits)
@@ -131,7 +131,7 @@ class NodeState:
     handlers: "Sequence[PacketHandler]" = ()
     #: The compiled loop for plain requests; None in tests without it.
     fast_path: "FastPath | None" = None
-    stream_watch: StallCheck = field(default_factory=StallCheck)
+    stall_check: StallCheck = field(default_factory=StallCheck)
     #: The streaming connections; None if the node has no streams.
     streams: "StreamService | None" = None
     #: TAP in both directions; None if the node has no TAP.
@@ -144,9 +144,9 @@ class NodeState:
     partial: "BufferBudget[Session]" = field(default_factory=lambda: BufferBudget())
     unread: "BufferBudget[ServerConnection]" = field(default_factory=lambda: BufferBudget())
     #: Returns memory to the system after large buffers were freed.
-    heap: MallocTuning = field(default_factory=lambda: MallocTuning(4 * 2**20))
+    malloc_tuning: MallocTuning = field(default_factory=lambda: MallocTuning(4 * 2**20))
     #: The buffer in which each connection in turn builds the next piece of its streams.
-    outbox: SendBuffer = field(default_factory=lambda: SendBuffer(PIECE_BYTES))
+    send_buffer: SendBuffer = field(default_factory=lambda: SendBuffer(PIECE_BYTES))
     #: Collects the streams that requests wake.
     wake_queue: WakeQueue = field(init=False)
     #: The node accepts no more connections.

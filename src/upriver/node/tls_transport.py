@@ -29,8 +29,8 @@ class TlsApplication(Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A peer has connected; the handshake is still to come."""
 
-    def encryption_failed(self, why: str, *, greeted: bool) -> None:
-        """The handshake failed or, with ``greeted``, a later record; the transport closes."""
+    def encryption_failed(self, why: str, *, handshake_done: bool) -> None:
+        """The handshake failed or, with ``handshake_done``, a later record; the transport closes."""
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the buffer for received data."""
@@ -59,7 +59,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         "_buffer",
         "_closing",
         "_deadline",
-        "_greeted",
+        "_handshake_done",
         "_handshake_s",
         "_incoming",
         "_left",
@@ -82,7 +82,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._socket: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
         #: The handshake is done.
-        self._greeted = False
+        self._handshake_done = False
         self._closing = False
         #: The connection paused reading while there was more to decrypt.
         self._left = False
@@ -99,8 +99,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        if not self._greeted and not self._closing:
-            self._behind.encryption_failed("the peer disconnected" if exc is None else str(exc), greeted=False)
+        if not self._handshake_done and not self._closing:
+            self._behind.encryption_failed("the peer disconnected" if exc is None else str(exc), handshake_done=False)
         self._closing = True
         self._behind.connection_lost(exc)
 
@@ -111,12 +111,12 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         into, filled = self._behind.get_buffer(-1), 0
         for start in range(0, nbytes, PIECE_BYTES):
             self._incoming.write(self._buffer[start : min(start + PIECE_BYTES, nbytes)])
-            if self._greeted or self._greet():
+            if self._handshake_done or self._shake_hands():
                 filled = self._decrypt(into, filled)
         self._hand_over(into, filled)
 
     def eof_received(self) -> bool:
-        return self._greeted and self._end_input()
+        return self._handshake_done and self._end_input()
 
     def pause_writing(self) -> None:
         self._behind.pause_writing()
@@ -143,7 +143,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self.is_closing():
             return
         self._closing = True
-        if not self._greeted:
+        if not self._handshake_done:
             self._socket.abort()
             return
         with contextlib.suppress(ssl.SSLError):  # the peer has not sent its own yet
@@ -188,7 +188,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     # Internal
 
-    def _greet(self) -> bool:
+    def _shake_hands(self) -> bool:
         """Continue the handshake and return whether it is done."""
         if self.is_closing():
             return False
@@ -199,7 +199,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         except ssl.SSLError as error:
             self._fail(error)
             return False
-        self._greeted = True
+        self._handshake_done = True
         self._stop_waiting()
         return True
 
@@ -250,13 +250,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if not self.is_closing():
             self._closing = True
             self._stop_waiting()
-            self._behind.encryption_failed(error.strerror or str(error), greeted=self._greeted)
+            self._behind.encryption_failed(error.strerror or str(error), handshake_done=self._handshake_done)
             self._send()
             self._socket.close()
 
     def _give_up(self) -> None:
         if not self.is_closing():
-            self._behind.encryption_failed(f"not finished within {self._handshake_s:g} s", greeted=False)
+            self._behind.encryption_failed(f"not finished within {self._handshake_s:g} s", handshake_done=False)
             self.abort()
 
     def _stop_waiting(self) -> None:

@@ -26,7 +26,7 @@ def test_the_first_that_answers_tells_where_everything_is() -> None:
         known = await cluster.open()
         assert known.endpoints == (Endpoint("127.0.0.1", first.port), Endpoint("127.0.0.1", second.port))
         assert await cluster.open() is known
-        assert await cluster.refresh(known) is known  # nobody has a newer one
+        assert await cluster.refresh(known) is known  # no node has a newer one
         push_map([first], [1] * 8, rev=2, ports=[first.port, second.port])  # the node that was not asked first
         assert (await cluster.refresh(known)).revision == (2, 2)
         one = await cluster.connection(known.endpoints[0])
@@ -43,8 +43,8 @@ def test_the_first_that_answers_tells_where_everything_is() -> None:
 
 
 @pytest.mark.parametrize("first_named", [0, 1])
-def test_a_node_that_waits_for_vbuckets_hides_nobody_who_has_them(first_named: int) -> None:
-    """Each stands alone and makes up its own map; that of the one that has nothing is the newer one."""
+def test_a_node_that_waits_for_vbuckets_hides_no_owner(first_named: int) -> None:
+    """Each node makes its own map, and the map of the empty node is the newer one."""
 
     async def run(nodes: list[EmbeddedNode]) -> None:
         cluster = Cluster(",".join(node.address for node in nodes))
@@ -58,7 +58,7 @@ def test_a_node_that_waits_for_vbuckets_hides_nobody_who_has_them(first_named: i
         asyncio.run(run([owner, waiting] if not first_named else [waiting, owner]))
 
 
-def test_nobody_there_is_one_clear_error() -> None:
+def test_an_unreachable_cluster_is_one_clear_error() -> None:
     async def run() -> None:
         port = free_port()
         cluster = Cluster(f"127.0.0.1:{port}")
@@ -86,7 +86,7 @@ def test_a_map_that_came_along_is_taken_if_it_is_newer(upriver_node: EmbeddedNod
 
 
 def test_a_refusal_says_where_to_go_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key and many keys follow a vbucket by the map that came with the refusal, asking nobody else."""
+    """One key and many keys follow a vbucket by the map that came with the refusal, without another request."""
 
     async def run(first: EmbeddedNode, second: EmbeddedNode) -> None:
         keys = [b"key%d" % n for n in range(200) if vbucket_of(b"key%d" % n, 8) == 0]

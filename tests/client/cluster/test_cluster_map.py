@@ -1,4 +1,4 @@
-"""The map that nodes hand out."""
+"""The map that nodes return."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def config(**changes: Any) -> bytes:
     return json.dumps(whole | changes).encode()
 
 
-def test_who_has_what() -> None:
+def test_the_owner_of_each_vbucket() -> None:
     found = ClusterMap.parse(config(), "here")
     here, there = Endpoint("here", 11210), Endpoint("b", 11211)
     assert [found.owner(vbucket) for vbucket in range(4)] == [here, there, None, here]

@@ -42,6 +42,15 @@ def test_an_older_pushed_map_says_nothing() -> None:
     assert owners(found) == [-1, 0]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "uuid"), [((1, 1), "source"), ((2, 1), "source"), ((1, 2), "destination"), ((2, 2), "destination")]
+)
+def test_a_bucket_keeps_its_uuid_when_it_moves_to_a_second_node(epochs: tuple[int, int], uuid: str) -> None:
+    source = config("a", [0, 0], epoch=epochs[0]) | {"uuid": "source"}
+    destination = config("b", [-1, -1], epoch=epochs[1], rev=2) | {"uuid": "destination"}
+    assert joined(source, destination, A, B)["uuid"] == uuid
+
+
 def test_nodes_with_different_numbers_of_vbuckets_are_not_joined() -> None:
     for first, second in ((2, 4), (4, 2)):
         with pytest.raises(ClusterMapError, match=f"{first} vbuckets and .* {second}"):

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from tests.support.deployed_server import DeployedServer
 from tests.support.node_clusters import two_nodes
 from upriver.client import KvClient
 from upriver.client.cluster.cluster import Cluster
@@ -14,14 +15,17 @@ from upriver.client.cluster.node_queries import (
     _seqnos_in,
     active_vbuckets,
     failover_logs,
+    item_counts,
     owners,
     statistics,
     vbuckets_of,
+    visible_ends,
 )
-from upriver.client.transport.address import Endpoint
+from upriver.client.transport.address import Address, Endpoint
 from upriver.errors import KeyNotFound
 from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode
+from upriver.node.commands.statistics import GROUPS
 
 
 def test_statistics_and_a_group_that_is_not_there(upriver_node: EmbeddedNode) -> None:
@@ -85,3 +89,33 @@ def test_seqnos_are_read_from_complete_entries_only() -> None:
     assert _seqnos_in(entry * 1) == {7: 1234}
     assert _seqnos_in(entry + entry[:5]) == {7: 1234}
     assert _seqnos_in(b"") == {}
+
+
+def test_how_many_changes_ranges_deliver(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For more vbuckets than one request has room for; a node of an earlier version does not know the request."""
+
+    def write() -> None:
+        for vbucket in upriver_node.bucket:
+            for key in (b"a", b"b", b"b", b"b", b"c"):
+                vbucket.set(key, b"v")
+            vbucket.delete(b"a")
+
+    async def run() -> None:
+        cluster = Cluster(upriver_node.address)
+        connection = await cluster.connection(Endpoint(upriver_node.host, upriver_node.port))
+        assert await item_counts(connection) == dict.fromkeys(range(64), 3)
+        found = await visible_ends(connection, dict.fromkeys(range(64), (0, 2)))
+        assert found == dict.fromkeys(range(64), (4, 2))
+        assert await visible_ends(connection, {}) == {}
+        for name in ("vbucket-items", "vbucket-ends"):
+            monkeypatch.delitem(GROUPS, name)
+        assert (await item_counts(connection), await visible_ends(connection, {0: (0, 2)})) == ({}, {})
+        await cluster.close()
+        async with DeployedServer() as server:
+            cluster = Cluster(Address.parse(server.address))
+            connection = await cluster.connection(Endpoint("127.0.0.1", server.port))
+            assert (await item_counts(connection), await visible_ends(connection, {0: (0, 2)})) == ({}, {})
+            await cluster.close()
+
+    upriver_node.call(write)
+    asyncio.run(run())

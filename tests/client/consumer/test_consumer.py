@@ -11,6 +11,7 @@ import pytest
 from tests.support.consumer_mirror import Mirror, contents_of, follow
 from tests.support.consumer_runs import DIALECTS, DRAFT1, fill, first_batch, read, run
 from upriver.client import Consumer, FileCheckpoint, Flush, KvClient, SyncKvClient
+from upriver.client.consumer import ColumnName, DialectName
 from upriver.errors import (
     AuthenticationFailed,
     ClusterMapError,
@@ -28,7 +29,7 @@ TOLD = ("dcp", "upr")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_what_was_stored_compressed_elsewhere_is_inflated(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_what_was_stored_compressed_elsewhere_is_inflated(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     vbucket = upriver_node.bucket.vbucket(0)
     upriver_node.call(vbucket.set, b"k", bytes(pa.Codec("snappy").compress(b"plain")), 0, 0, 0, SNAPPY | 1)
     values: list[tuple[bytes, int]] = []
@@ -43,7 +44,7 @@ def test_what_was_stored_compressed_elsewhere_is_inflated(upriver_node: Embedded
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_range_gives_what_is_there(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_a_range_gives_what_is_there(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     settings: dict[str, Any] = {"dialect": dialect, "name": "reader"}
     fill(upriver_node, 0)
     fill(upriver_node, 1)
@@ -67,7 +68,7 @@ async def positions(node: EmbeddedNode, settings: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_changes_come_as_they_happen(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_changes_come_as_they_happen(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     async def follow_live() -> None:
         mirror = Mirror()
         async with KvClient(upriver_node.address) as kv, Consumer(upriver_node.address, dialect=dialect) as consumer:
@@ -110,7 +111,7 @@ def test_batches_carry_their_snapshots_and_single_changes_are_there_too(upriver_
 
 
 @pytest.mark.parametrize("dialect", TOLD)
-def test_options(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_options(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({b"a%d" % n: b'{"n": %d}' % (n % 2) for n in range(50)})
         kv.set_many({b"b%d" % n: b"x" for n in range(50)})
@@ -148,7 +149,7 @@ def test_one_clear_error_each(upriver_node: EmbeddedNode, guarded_node: Embedded
     with pytest.raises(ClusterMapError, match="vbucket 64 does not exist; the bucket has vbuckets 0 to 63"):
         run(first_batch(address, vbuckets=[64]))
     with pytest.raises(InvalidArguments, match="unknown dialect 'tup'"):
-        Consumer(address, dialect="tup")
+        Consumer(address, dialect="tup")  # type: ignore[arg-type]
     with pytest.raises(InvalidArguments, match="upr_draft3 has no settings"):
         Consumer(address, dialect="upr_draft3", keys_only=True)
     with pytest.raises(InvalidArguments, match="key_filter = '\\('"):
@@ -211,7 +212,7 @@ def test_a_batch_that_is_not_done_comes_again(upriver_node: EmbeddedNode, tmp_pa
 @pytest.mark.parametrize("dialect", ["upr_draft2", "upr_draft3"])
 @pytest.mark.parametrize("columns", [tuple(CHANGES.names), ("expiry", "event")])
 def test_deletions_of_a_draft_keep_what_its_text_has(
-    upriver_node: EmbeddedNode, dialect: str, columns: tuple[str, ...]
+    upriver_node: EmbeddedNode, dialect: DialectName, columns: tuple[ColumnName, ...]
 ) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         kv.set("plain", "1")
@@ -230,15 +231,15 @@ def test_deletions_of_a_draft_keep_what_its_text_has(
 
 
 @pytest.mark.parametrize("dialect", ["upr_draft2", "upr_draft3"])
-def test_whoever_speaks_a_draft_knows_where_a_snapshot_ends(upriver_node: EmbeddedNode, dialect: str) -> None:
-    """So a failover behind a live stream, of which nothing more comes, sends nobody back who had it all."""
+def test_a_consumer_of_a_draft_knows_where_a_snapshot_ends(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
+    """So a failover after a live stream, when nothing more comes, rolls no consumer back that had everything."""
 
     async def caught_up() -> tuple[Mirror, Consumer]:
         mirror = Mirror()
         async with KvClient(upriver_node.address) as kv, Consumer(upriver_node.address, dialect=dialect) as consumer:
             for number in range(50):
                 await kv.set(f"key{number}", "v")
-            await follow(consumer, mirror, lambda: _whole(consumer, 50))
+            await follow(consumer, mirror, lambda: _consistent(consumer, 50))
         return mirror, consumer
 
     def fail_over() -> None:
@@ -256,14 +257,14 @@ def test_whoever_speaks_a_draft_knows_where_a_snapshot_ends(upriver_node: Embedd
     assert mirror.contents | later.contents == contents_of(upriver_node)
 
 
-def _whole(consumer: Consumer, changes: int) -> bool:
-    """Has it taken so many changes, and does it know of each vbucket that it is whole there?"""
+def _consistent(consumer: Consumer, changes: int) -> bool:
+    """Has it received this many changes, and does it know that each vbucket is consistent?"""
     positions = [each.position for each in consumer.progress.values()]
     return sum(each.seqno for each in positions) == sum(each.consistent_seqno for each in positions) == changes
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_flush_is_handed_out_and_followed(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_a_flush_is_handed_out_and_followed(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     async def flushed() -> None:
         mirror = Mirror()
         async with KvClient(upriver_node.address) as kv, Consumer(upriver_node.address, dialect=dialect) as consumer:
@@ -281,7 +282,7 @@ def test_a_flush_is_handed_out_and_followed(upriver_node: EmbeddedNode, dialect:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("window_bytes", [0, 1])
-def test_the_smallest_windows(upriver_node: EmbeddedNode, dialect: str, window_bytes: int) -> None:
+def test_the_smallest_windows(upriver_node: EmbeddedNode, dialect: DialectName, window_bytes: int) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"key{n}": bytes(1000) for n in range(2000)})
 
@@ -293,7 +294,7 @@ def test_the_smallest_windows(upriver_node: EmbeddedNode, dialect: str, window_b
     run(all_of_it())
 
 
-def test_a_consumer_that_found_nobody_can_be_tried_again() -> None:
+def test_a_consumer_that_found_no_node_can_be_tried_again() -> None:
     async def twice() -> None:
         with start(vbuckets=8) as node:
             port = node.port
@@ -311,7 +312,9 @@ def test_a_consumer_that_found_nobody_can_be_tried_again() -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("policy", ["fail", "rewind", "emit"])
-def test_a_source_that_was_flushed_meanwhile_is_a_reset(upriver_node: EmbeddedNode, dialect: str, policy: str) -> None:
+def test_a_source_that_was_flushed_meanwhile_is_a_reset(
+    upriver_node: EmbeddedNode, dialect: DialectName, policy: str
+) -> None:
     fill(upriver_node, 0)
     _, consumer = run(read(upriver_node.address, dialect=dialect))
     upriver_node.call(upriver_node.bucket.flush)

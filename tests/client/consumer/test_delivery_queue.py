@@ -1,4 +1,4 @@
-"""What waits is handed out in order, and counts when it is done."""
+"""The queue delivers batches in order, and counts them when they are done."""
 
 import asyncio
 from collections.abc import Callable
@@ -113,7 +113,7 @@ def test_a_source_that_knows_no_window_is_held_back() -> None:
     assert not source.paused
 
 
-def test_whoever_waits_hears_of_everything() -> None:
+def test_waiters_hear_of_everything() -> None:
     async def wait() -> None:
         queue = new_queue()
         loop = asyncio.get_running_loop()

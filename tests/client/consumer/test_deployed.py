@@ -41,7 +41,7 @@ def test_what_it_holds_is_what_comes(cut_after: int | None) -> None:
             assert mirror.events == []
             assert server.logins
             assert bool(server.cuts) == (cut_after is not None)
-            assert server.strange == []  # nobody asked for what only our nodes have
+            assert server.strange == []  # the consumer did not ask for what only our nodes have
             assert server.not_granted == {Feature.UPRIVER, Feature.MUTATION_SEQNO}
 
     run(work())
@@ -117,7 +117,7 @@ def test_a_source_that_is_ahead_and_a_stream_that_is_silent(caplog: pytest.LogCa
                 await follow(consumer, mirror, lambda: set(consumer.stalled) == {0, 1})
                 assert consumer.stalled[0] == f"its position is 0, the high seqno of its source {server.high[0]}"
                 server.mute = False
-                # A stream that is silent is asked for anew.
+                # A stream that is silent is requested again.
                 await follow(consumer, mirror, lambda: mirror.contents == server.contents())
                 await follow(consumer, mirror, lambda: not consumer.stalled)
         assert "vbucket 0 does not advance" in caplog.text

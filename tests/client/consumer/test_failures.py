@@ -18,7 +18,7 @@ from tests.support.node_clusters import push_map, two_nodes
 from tests.support.node_process import Client
 from tests.support.restartable_node import RestartableNode, free_port
 from upriver.client import Cluster, Consumer, FileCheckpoint, KvClient, Mover, SyncKvClient
-from upriver.client.consumer import Policy
+from upriver.client.consumer import DialectName, Policy
 from upriver.errors import StreamRefused, StreamRolledBack
 from upriver.model import StreamPosition, vbucket_of
 from upriver.node import EmbeddedNode, start
@@ -28,14 +28,14 @@ from upriver.wire.dialects.memcached import SetVbucket, VbucketState
 POLICIES = ("rewind", "emit")
 
 
-def of_dialect(node: EmbeddedNode, dialect: str) -> tuple[int, dict[str, Any]]:
+def of_dialect(node: EmbeddedNode, dialect: DialectName) -> tuple[int, dict[str, Any]]:
     """Where a node gives the streams of a dialect, and what a consumer must be told for it."""
     return (node.node.listen_addresses[1].port if dialect == "upr_draft1" else node.port), {"dialect": dialect}
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 @pytest.mark.upriver(vbuckets=8, listen=DRAFT1)
-def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     """Nothing is lost and nothing comes twice: the position is right at whatever byte the cut was.
 
     (In `tap`, where the source alone knows it, what was not acknowledged comes again.)
@@ -77,7 +77,7 @@ def test_connections_that_are_cut_again_and_again(upriver_node: EmbeddedNode, di
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, "upr_draft1"])
 @pytest.mark.upriver(vbuckets=8, listen=DRAFT1)
-def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     async def through_the_dark() -> None:
         mirror = Mirror()
         stream_port, settings = of_dialect(upriver_node, dialect)
@@ -103,7 +103,7 @@ def test_a_partition_that_heals(upriver_node: EmbeddedNode, dialect: str) -> Non
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_vbucket_that_gets_no_stream_is_given_up(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_a_vbucket_that_gets_no_stream_is_given_up(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     async def wait_for_nothing() -> None:
         async with Proxy(upriver_node.port, seed=1) as proxy:
             proxy.refusing = True
@@ -117,7 +117,7 @@ def test_a_vbucket_that_gets_no_stream_is_given_up(upriver_node: EmbeddedNode, d
 
 
 @pytest.mark.parametrize("dialect", ["dcp", "upr_draft3", "tap"])
-def test_patience_is_for_each_outage_anew(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_each_outage_has_its_own_patience(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     async def through_two() -> None:
         mirror, now = Mirror(), asyncio.get_running_loop().time
         async with Proxy(upriver_node.port, seed=1) as proxy, KvClient(upriver_node.address) as kv:
@@ -140,9 +140,9 @@ def test_patience_is_for_each_outage_anew(upriver_node: EmbeddedNode, dialect: s
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "tap"])
 @pytest.mark.upriver(vbuckets=8)
 def test_connections_that_fall_silent(
-    upriver_node: EmbeddedNode, dialect: str, monkeypatch: pytest.MonkeyPatch
+    upriver_node: EmbeddedNode, dialect: DialectName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those over which questions are asked: nobody closes them, and new ones would work."""
+    """Also the connections for requests: no side closes them, and new ones would work."""
     monkeypatch.setattr("upriver.client.transport.connection.SILENCE_S", 0.2)
 
     async def through_the_silence() -> None:
@@ -169,7 +169,7 @@ def test_connections_that_fall_silent(
         itertools.product([*DIALECTS, "upr_draft1"], POLICIES),
     ),
 )
-def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy: Policy) -> None:
+def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: DialectName, policy: Policy) -> None:
     """Killed before its changes were on disk, it comes back without them and writes others in their place."""
     node = RestartableNode(tmp_path / "data", dialect=dialect)
 
@@ -207,7 +207,7 @@ def test_a_source_that_forgets_what_it_told(tmp_path: Path, dialect: str, policy
 
 
 @pytest.mark.parametrize("dialect", slow_except(["dcp", "tap"], [*DIALECTS, "upr_draft1"]))
-def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
+def test_fail_stops_with_the_position(tmp_path: Path, dialect: DialectName) -> None:
     node = RestartableNode(tmp_path / "data", dialect=dialect)
 
     async def through_the_crash() -> None:
@@ -237,7 +237,7 @@ def test_fail_stops_with_the_position(tmp_path: Path, dialect: str) -> None:
 def test_what_streams_beside_a_rollback_that_fails_is_not_blamed(
     upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The answer stands in the middle of what other vbuckets send; the rest of it is not read any more."""
+    """The answer is in the middle of what other vbuckets send; the rest of it is not read any more."""
 
     async def work() -> None:
         async with KvClient(upriver_node.address) as kv:
@@ -252,7 +252,7 @@ def test_what_streams_beside_a_rollback_that_fails_is_not_blamed(
 
 
 @pytest.mark.parametrize("dialect", slow_except(["dcp", "upr_draft2"], [*DIALECTS, "upr_draft1"]))
-def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: str) -> None:
+def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: DialectName) -> None:
     """From its checkpoint a consumer repeats at most what it had not acknowledged."""
     node = RestartableNode(tmp_path / "data", ack="disk", dialect=dialect)
     mirror = Mirror()
@@ -260,7 +260,7 @@ def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: s
 
     async def some_of_it(turn: int) -> None:
         checkpoint = FileCheckpoint(tmp_path / "progress", "me")
-        # On `upr` a source that was killed is a new branch, on which nobody may go on inside a snapshot.
+        # On `upr` a source that was killed is a new branch, on which no consumer may resume inside a snapshot.
         policy = "fail" if dialect == "dcp" else "rewind"
         settings: dict[str, Any] = {**node.settings, "checkpoint": checkpoint, "on_rollback": policy}
         async with KvClient(node.address, timeout_s=60) as kv:
@@ -298,7 +298,7 @@ def test_a_consumer_and_a_source_that_are_both_killed(tmp_path: Path, dialect: s
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_vbucket_that_moves_is_followed(dialect: str, policy: Policy) -> None:
+def test_a_vbucket_that_moves_is_followed(dialect: DialectName, policy: Policy) -> None:
     async def follow_it() -> None:
         mirror = Mirror()
         key = next(b"key%d" % n for n in range(100) if vbucket_of(b"key%d" % n, 8) == 0)
@@ -326,7 +326,7 @@ def test_a_vbucket_that_moves_is_followed(dialect: str, policy: Policy) -> None:
         itertools.product([*DIALECTS, "upr_draft1"], ["fail", *POLICIES]),
     ),
 )
-def test_a_vbucket_that_is_taken_over_is_followed(dialect: str, policy: Policy) -> None:
+def test_a_vbucket_that_is_taken_over_is_followed(dialect: DialectName, policy: Policy) -> None:
     """To and fro. Nothing is lost in a takeover, so who knows that it is whole has nothing to roll back.
 
     A new owner is a new branch. `upr` does not tell where a snapshot ends, so its consumer knows only up to the last
@@ -417,7 +417,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.parametrize("dialect", slow_except(["dcp", "tap"], DIALECTS))
 @pytest.mark.upriver(vbuckets=4)
-def test_a_slow_consumer_takes_no_memory_for_the_backlog(upriver_node: EmbeddedNode, dialect: str) -> None:
+def test_a_slow_consumer_takes_no_memory_for_the_backlog(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
     """The whole process is looked at: the backlog is 80 MB, the window 1 MiB (8 MiB, which TAP's source sets)."""
     with SyncKvClient(upriver_node.address) as kv:
         for turn in range(20):

@@ -34,7 +34,7 @@ class Line(Connection):
 
 
 class Owner:
-    """Keeps what it is told."""
+    """Records what the feed reports."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int]] = []

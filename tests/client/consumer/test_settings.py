@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import fields
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from upriver.client.consumer.settings import ConsumerArguments, ConsumerSettings
+from upriver.client.consumer.settings import ColumnName, ConsumerArguments, ConsumerSettings
 from upriver.errors import InvalidArguments, NotSupported
+from upriver.model import CHANGES
 
 
 @pytest.mark.parametrize(
@@ -19,9 +20,11 @@ from upriver.errors import InvalidArguments, NotSupported
         ({"end": "soon"}, "end must be never, latest or seqnos"),
         ({"columns": ("key", "size")}, "unknown column size"),
         ({"columns": ()}, "name at least one column"),
-        ({"vbuckets": []}, "one or more numbers"),
-        ({"vbuckets": [-1]}, "numbers from 0"),
-        ({"stall_s": 0}, "must be positive"),
+        ({"vbuckets": []}, "one or more numbers from 0 to 65535, not an empty list"),
+        ({"vbuckets": [3, -1]}, "numbers from 0 to 65535, not -1 to 3"),
+        ({"stall_s": 0}, "stall_s must be positive, not 0"),
+        ({"window_bytes": -1}, "window_bytes must be 0 or more, not -1"),
+        ({"noop_interval_s": -0.5}, "noop_interval_s must be 0 or more, not -0.5"),
         ({"patience_s": 0}, "patience_s must be positive, not 0"),
     ],
 )
@@ -49,12 +52,16 @@ def test_names_differ() -> None:
     assert ConsumerSettings(vbuckets=[3, 1, 3]).vbuckets == (1, 3)
 
 
-def test_whoever_waits_for_an_end_gives_up() -> None:
+def test_a_consumer_with_an_end_gives_up() -> None:
     assert ConsumerSettings().gives_up_after_s == math.inf
     assert ConsumerSettings(end="latest").gives_up_after_s == ConsumerSettings(end={0: 1}).gives_up_after_s == 60
     assert (
         ConsumerSettings(patience_s=5).gives_up_after_s == ConsumerSettings(patience_s=5, end={}).gives_up_after_s == 5
     )
+
+
+def test_the_names_of_columns_are_those_of_the_schema() -> None:
+    assert list(get_args(ColumnName)) == CHANGES.names
 
 
 def test_the_keyword_arguments_are_the_settings() -> None:

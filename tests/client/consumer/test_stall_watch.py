@@ -1,4 +1,4 @@
-"""Vbuckets that have stopped moving are told, and asked for anew."""
+"""Vbuckets that have stopped advancing are reported, and requested again."""
 
 import asyncio
 
@@ -7,11 +7,12 @@ import pytest
 from tests.support.consumer_mirror import Mirror, follow
 from tests.support.consumer_runs import run
 from upriver.client import Consumer, KvClient
+from upriver.client.consumer import DialectName
 from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode
 
 
-def test_a_vbucket_that_nobody_has_any_more(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vbucket_that_no_node_has_any_more(upriver_node: EmbeddedNode, caplog: pytest.LogCaptureFixture) -> None:
     async def stand_still() -> str:
         async with Consumer(upriver_node.address, stall_s=0.2, vbuckets=[0, 1]) as consumer:
             await asyncio.to_thread(upriver_node.call, upriver_node.bucket.delete_vbucket, 1)
@@ -26,8 +27,8 @@ def test_a_vbucket_that_nobody_has_any_more(upriver_node: EmbeddedNode, caplog: 
 
 @pytest.mark.upriver(vbuckets=8)
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft2", "tap"])
-def test_a_dead_copy_is_told_until_it_is_active_again(upriver_node: EmbeddedNode, dialect: str) -> None:
-    """A dead copy could be streamed and would never move on; nobody may mistake it for a vbucket without changes."""
+def test_a_dead_copy_is_told_until_it_is_active_again(upriver_node: EmbeddedNode, dialect: DialectName) -> None:
+    """A dead copy could be streamed and would never move on; it must not look like a vbucket without changes."""
     number = vbucket_of(b"key", 8)
     vbucket = upriver_node.bucket.vbucket(number)
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.consumer_mirror import Mirror, contents_of, follow
 from tests.support.consumer_runs import DIALECTS, run
+from tests.support.fake_feed import FakeFeed
 from tests.support.node_clusters import push_map, two_nodes
 from upriver.client import Consumer, KvClient
 from upriver.client.cluster.node_queries import active_seqnos
@@ -14,7 +15,7 @@ from upriver.client.consumer import stream_supervisor
 from upriver.client.consumer.end_positions import EndPositions
 from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.progress import Progress
-from upriver.client.consumer.settings import ConsumerSettings
+from upriver.client.consumer.settings import ConsumerSettings, DialectName
 from upriver.client.consumer.stream_supervisor import StreamPolicy
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
@@ -27,7 +28,7 @@ KEY = next(b"key%d" % n for n in range(100) if vbucket_of(b"key%d" % n, 8) == 0)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_map_that_names_a_dead_copy_is_not_believed(dialect: str) -> None:
+def test_a_map_that_names_a_dead_copy_is_not_believed(dialect: DialectName) -> None:
     """The copy that is left where a vbucket was would be streamed, and nothing new would ever come from it."""
 
     async def look() -> None:
@@ -50,7 +51,7 @@ def test_a_map_that_names_a_dead_copy_is_not_believed(dialect: str) -> None:
     run(look())
 
 
-def test_a_vbucket_that_nobody_has_is_waited_for() -> None:
+def test_the_consumer_waits_for_a_vbucket_without_an_owner() -> None:
     async def look() -> None:
         mirror = Mirror()
         with two_nodes() as (first, second):
@@ -68,10 +69,10 @@ def test_a_vbucket_that_nobody_has_is_waited_for() -> None:
     run(look())
 
 
-def test_a_connection_that_is_lost_while_its_node_is_asked_what_it_has_is_opened_anew(
+def test_a_connection_that_is_lost_while_its_node_is_asked_what_it_has_is_opened_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The drafts and `upr` cannot ask for an active copy, so somebody asks before; nothing is carried yet then."""
+    """The drafts and `upr` cannot ask for an active copy, so the supervisor asks the node first, before any stream."""
 
     async def look() -> None:
         mirror, cut = Mirror(), list[Connection]()
@@ -96,20 +97,6 @@ def test_a_connection_that_is_lost_while_its_node_is_asked_what_it_has_is_opened
     run(look())
 
 
-class FeedInName:
-    """Stands for a feed and for its connection."""
-
-    def __init__(self, *, speaks_dcp: bool = True, is_upriver_node: bool = True, is_draft: bool = False) -> None:
-        self.connection = self
-        self.speaks_dcp = speaks_dcp
-        self.is_upriver_node = is_upriver_node
-        self.is_draft = is_draft
-        self.closed: list[int] = []
-
-    def close_stream(self, vbucket: int) -> None:
-        self.closed.append(vbucket)
-
-
 def policy_of(seqno: int = 0, ends: dict[int, int] | None = None, **settings: Any) -> StreamPolicy:
     tracked = TrackedVbuckets({3: Progress.at(StreamPosition.at(7, seqno))}, "emit", on_event=print, on_move=print)
     positions = EndPositions(on_finished=print)
@@ -120,9 +107,9 @@ def policy_of(seqno: int = 0, ends: dict[int, int] | None = None, **settings: An
 @pytest.mark.parametrize(
     ("feed", "flags", "must_check"),
     [
-        (FeedInName(), int(dcp.StreamFlag.ACTIVE_ONLY), False),
-        (FeedInName(is_upriver_node=False), 0, False),
-        (FeedInName(speaks_dcp=False), 0, True),
+        (FakeFeed(), int(dcp.StreamFlag.ACTIVE_ONLY), False),
+        (FakeFeed(is_upriver_node=False), 0, False),
+        (FakeFeed(speaks_dcp=False), 0, True),
     ],
 )
 def test_only_active_copies_are_read(feed: Any, flags: int, must_check: bool) -> None:
@@ -136,7 +123,7 @@ def test_an_end_below_the_position_is_raised_until_a_rollback() -> None:
     policy = policy_of(9, {3: 5})
     assert policy.end_seqno(3) == 9
     stream = ConsumerStream(policy.tracked[3], 1)
-    feed, draft = FeedInName(), FeedInName(is_draft=True)
+    feed, draft = FakeFeed(), FakeFeed(is_draft=True)
     assert policy.accepted(cast(Feed, feed), stream, 9) == ""
     policy.tracked.put(3, Progress.at(StreamPosition.at(7, 4)))
     assert "rolled back" in policy.accepted(cast(Feed, feed), stream, 9)

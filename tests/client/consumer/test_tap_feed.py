@@ -48,7 +48,7 @@ def test_flags_expiry_and_revision_come_along(upriver_node: EmbeddedNode) -> Non
 
 
 @pytest.mark.upriver(vbuckets=1)
-def test_whoever_is_slow_holds_no_more_than_the_window(upriver_node: EmbeddedNode) -> None:
+def test_a_slow_consumer_holds_no_more_than_the_window(upriver_node: EmbeddedNode) -> None:
     """What is not done is not acknowledged, and the source sends no more than may be unacknowledged."""
 
     async def slowly() -> None:

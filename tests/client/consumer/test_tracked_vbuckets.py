@@ -11,8 +11,8 @@ from upriver.model.position import NO_END
 from upriver.wire import dcp
 
 
-class Stage:
-    """A copy and what it told."""
+class CopyUnderTest:
+    """A copy and what it reported."""
 
     def __init__(self, policy: Policy) -> None:
         self.events: list[VbucketEvent] = []
@@ -38,80 +38,80 @@ class Stage:
 
 
 def test_positions_follow() -> None:
-    stage = Stage("fail")
-    stage.receive(0, 4, 9)
-    assert stage.copy.position == StreamPosition(77, 4, Snapshot(0, 9))
-    stage.copy.apply(b"", dcp.dcp, 9, 2)
-    assert stage.copy.progress.consistent_from == 9
-    stage.copy.begin_snapshot(Snapshot(9, 20), 0)
-    stage.copy.advance(20)
-    assert stage.moves == [20]
-    stage.copy.begin_snapshot(Snapshot(20, NO_END), 0)  # as upr marks them
-    stage.copy.apply(b"", dcp.dcp, 25, 1)
-    assert stage.copy.position.consistent_seqno == 20
-    stage.copy.complete_snapshot()
-    assert stage.copy.position == StreamPosition.at(77, 25)
-    assert stage.copy.state is VbucketState.REPLICA
+    tested = CopyUnderTest("fail")
+    tested.receive(0, 4, 9)
+    assert tested.copy.position == StreamPosition(77, 4, Snapshot(0, 9))
+    tested.copy.apply(b"", dcp.dcp, 9, 2)
+    assert tested.copy.progress.consistent_from == 9
+    tested.copy.begin_snapshot(Snapshot(9, 20), 0)
+    tested.copy.advance(20)
+    assert tested.moves == [20]
+    tested.copy.begin_snapshot(Snapshot(20, NO_END), 0)  # as upr marks them
+    tested.copy.apply(b"", dcp.dcp, 25, 1)
+    assert tested.copy.position.consistent_seqno == 20
+    tested.copy.complete_snapshot()
+    assert tested.copy.position == StreamPosition.at(77, 25)
+    assert tested.copy.state is VbucketState.REPLICA
 
 
 def test_fail_says_where_it_stood() -> None:
-    stage = Stage("fail")
-    stage.receive(0, 9, 9)
+    tested = CopyUnderTest("fail")
+    tested.receive(0, 9, 9)
     with pytest.raises(StreamRolledBack) as caught:
-        stage.copy.roll_back(5)
+        tested.copy.roll_back(5)
     assert (caught.value.vbucket, caught.value.seqno) == (3, 5)
     assert caught.value.position == StreamPosition(77, 9, Snapshot(0, 9))
     assert "use the policy 'rewind' or 'emit'" in str(caught.value)
 
 
 def test_rewind_starts_over() -> None:
-    stage = Stage("rewind")
-    stage.receive(0, 9, 9)
-    stage.receive(9, 12, 12)
-    assert stage.back(10) == 0
-    assert stage.events == [Reset(3, 77, 88)]
-    assert stage.copy.position.seqno == 0
+    tested = CopyUnderTest("rewind")
+    tested.receive(0, 9, 9)
+    tested.receive(9, 12, 12)
+    assert tested.back(10) == 0
+    assert tested.events == [Reset(3, 77, 88)]
+    assert tested.copy.position.seqno == 0
 
 
-def test_emit_tells_whither() -> None:
-    stage = Stage("emit")
-    stage.receive(0, 9, 9)
-    stage.receive(9, 12, 12)
-    assert stage.back(10) == 10
-    assert stage.events == [Rollback(3, 10, 77, 88)]
-    assert stage.copy.position == StreamPosition.at(88, 10)
+def test_emit_reports_where_to_roll_back_to() -> None:
+    tested = CopyUnderTest("emit")
+    tested.receive(0, 9, 9)
+    tested.receive(9, 12, 12)
+    assert tested.back(10) == 10
+    assert tested.events == [Rollback(3, 10, 77, 88)]
+    assert tested.copy.position == StreamPosition.at(88, 10)
 
 
 @pytest.mark.parametrize("seqno", [0, 8])
-def test_what_was_never_held_whole_is_a_reset(seqno: int) -> None:
-    stage = Stage("emit")
-    stage.receive(0, 9, 9)
-    stage.receive(9, 12, 12)
-    assert stage.back(seqno) == 0
-    assert stage.events == [Reset(3, 77, 88)]
+def test_a_rollback_below_the_first_consistent_state_is_a_reset(seqno: int) -> None:
+    tested = CopyUnderTest("emit")
+    tested.receive(0, 9, 9)
+    tested.receive(9, 12, 12)
+    assert tested.back(seqno) == 0
+    assert tested.events == [Reset(3, 77, 88)]
 
 
 def test_several_rollbacks_are_told_as_the_lowest() -> None:
-    stage = Stage("emit")
-    stage.receive(0, 9, 9)
-    stage.receive(9, 20, 20)
-    stage.copy.roll_back(15)
-    assert stage.back(11) == 11
-    assert stage.events == [Rollback(3, 11, 77, 88)]
+    tested = CopyUnderTest("emit")
+    tested.receive(0, 9, 9)
+    tested.receive(9, 20, 20)
+    tested.copy.roll_back(15)
+    assert tested.back(11) == 11
+    assert tested.events == [Rollback(3, 11, 77, 88)]
 
 
 def test_a_flush_empties_and_starts_at_0() -> None:
-    stage = Stage("fail")
-    stage.receive(0, 9, 9)
-    stage.copy.clear()
-    assert stage.events == [Flush(3)]
-    assert stage.copy.position.seqno == 0
-    assert stage.copy.progress.consistent_from is None
+    tested = CopyUnderTest("fail")
+    tested.receive(0, 9, 9)
+    tested.copy.clear()
+    assert tested.events == [Flush(3)]
+    assert tested.copy.position.seqno == 0
+    assert tested.copy.progress.consistent_from is None
 
 
 def test_nothing_is_taken_over_and_nothing_unknown_opened() -> None:
-    stage = Stage("fail")
+    tested = CopyUnderTest("fail")
     with pytest.raises(NotSupported):
-        stage.tracked.set_state(3, VbucketState.ACTIVE, lambda: None)
+        tested.tracked.set_state(3, VbucketState.ACTIVE, lambda: None)
     with pytest.raises(KeyNotFound):
-        stage.tracked.open(4)
+        tested.tracked.open(4)

@@ -9,7 +9,7 @@ from upriver.node import EmbeddedNode
 def test_settings_and_properties_are_the_consumers(upriver_node: EmbeddedNode) -> None:
     with SyncConsumer(upriver_node.address, end="latest", keys_only=True) as consumer:
         assert consumer.settings.keys_only
-        assert consumer.cluster.map.vbuckets == 64
+        assert consumer.cluster_map.vbuckets == 64
         assert (consumer.queued_bytes, consumer.changes_received, consumer.reconnects) == (0, 0, 0)
         assert consumer.stalled == {}
 

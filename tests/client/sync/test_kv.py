@@ -21,7 +21,7 @@ def test_it_reads_and_writes(upriver_node: EmbeddedNode) -> None:
         assert kv.set_many({"b": b"2", "c": b"3"}) == {}
         assert set(kv.get_many(["a", "b", "c", "d"])) == {b"a", b"b", b"c"}
         assert kv.timeout_s == 20
-        assert kv.cluster.map.vbuckets == 64
+        assert kv.cluster_map.vbuckets == 64
 
 
 def test_help_shows_every_operation() -> None:

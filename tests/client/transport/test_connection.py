@@ -1,4 +1,4 @@
-"""One connection: answers find whoever asked, and every failure says what it is."""
+"""One connection: each answer reaches its request, and every failure says what it is."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def served(talk: Talk) -> AsyncIterator[Endpoint]:
-    """A server that does what it is told to do."""
+    """A server that runs the given conversation."""
 
     async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -51,9 +51,9 @@ class Ear:
 
 
 def opened(
-    endpoint: Endpoint, *, greeting: bool = True, timeout_s: float = 30.0
+    endpoint: Endpoint, *, handshake: bool = True, timeout_s: float = 30.0
 ) -> "Coroutine[None, None, Connection]":
-    return Connection.open(endpoint, Address((endpoint,)), greeting=greeting, timeout_s=timeout_s)
+    return Connection.open(endpoint, Address((endpoint,)), handshake=handshake, timeout_s=timeout_s)
 
 
 async def ask_much(node: EmbeddedNode) -> None:
@@ -78,10 +78,10 @@ def test_a_thousand_requests_on_their_way() -> None:
         asyncio.run(ask_much(node))
 
 
-def test_nobody_there() -> None:
+def test_nothing_listens_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(Unreachable, match=rf"^127\.0\.0\.1:{port}: cannot connect: Connection refused$"):
+    with pytest.raises(Unreachable, match=rf"^127\.0\.0\.1:{port}: cannot connect: Connection refused; check"):
         asyncio.run(opened(Endpoint("127.0.0.1", port)))
     with pytest.raises(Unreachable, match=r"^host\.invalid:1: cannot connect: "):
         asyncio.run(opened(Endpoint("host.invalid", 1)))
@@ -89,7 +89,7 @@ def test_nobody_there() -> None:
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 99999), ("a" * 300, 1), ("x..y", 1), ("x\0y", 1)])
 def test_what_is_no_host_or_port_cannot_be_reached(host: str, port: int) -> None:
-    """Nobody types that, but a cluster map may say it."""
+    """Users do not type that, but a cluster map may have it."""
     with pytest.raises(Unreachable, match="cannot connect: "):
         asyncio.run(Connection.open(Endpoint(host, port), Address.parse("127.0.0.1:1")))
 
@@ -116,9 +116,9 @@ def test_a_connection_that_has_fallen_silent_is_given_up(monkeypatch: pytest.Mon
             await reader.read()
 
         async with served(falls_silent) as endpoint:
-            connection = await opened(endpoint, greeting=False)
+            connection = await opened(endpoint, handshake=False)
             await connection.ask(Noop())
-            await asyncio.sleep(0.3)  # nobody has asked, so there was nothing to say
+            await asyncio.sleep(0.3)  # there was no request, so there was nothing to report
             waiting = connection.post(Noop())
             with pytest.raises(TimedOut):
                 await connection.ask(Noop(), timeout_s=0.05)
@@ -148,13 +148,13 @@ def test_a_server_that_is_something_else() -> None:
     asyncio.run(run())
 
 
-def test_who_listens_to_a_connection_that_is_lost_already_is_told() -> None:
+def test_listeners_of_a_connection_that_is_already_lost_are_told() -> None:
     async def run() -> None:
         async def curt(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             """Say nothing, and go."""
 
         async with served(curt) as endpoint:
-            connection = await opened(endpoint, greeting=False)
+            connection = await opened(endpoint, handshake=False)
             with pytest.raises(ConnectionLost):
                 await connection.ask(Noop())
             ear = Ear()
@@ -171,7 +171,7 @@ def test_everybody_who_waits_learns_of_the_end() -> None:
             await reader.readexactly(24)
 
         async with served(curt) as endpoint:
-            connection = await opened(endpoint, greeting=False)
+            connection = await opened(endpoint, handshake=False)
             answers = [connection.post(Noop()) for _ in range(3)]
             results = await asyncio.gather(*answers, return_exceptions=True)
             assert all(isinstance(result, ConnectionLost) for result in results)

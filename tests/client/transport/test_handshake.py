@@ -7,7 +7,7 @@ import pytest
 
 from upriver.client.kv import KvClient
 from upriver.client.transport.address import Address
-from upriver.client.transport.handshake import greet
+from upriver.client.transport.handshake import shake_hands
 from upriver.client.transport.replies import Reply
 from upriver.errors import AuthenticationFailed, KeyNotFound, LoginImpossible, StatusError, UnknownCommand
 from upriver.node import EmbeddedNode
@@ -37,7 +37,7 @@ def test_login_with_scram(guarded_node: EmbeddedNode) -> None:
         ("", AuthenticationFailed, "requires a login: use upriver://user:password@"),
     ],
 )
-def test_who_is_not_let_in(guarded_node: EmbeddedNode, login: str, kind: type[Exception], said: str) -> None:
+def test_logins_that_are_refused(guarded_node: EmbeddedNode, login: str, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
         asyncio.run(use(f"upriver://{login}{guarded_node.address}/default"))
     assert said in str(caught.value)
@@ -53,7 +53,7 @@ def reply(value: bytes = b"", status: int = 0) -> Reply:
     return Reply(0, status, 0, 0, 0, b"", b"", value)
 
 
-def greeted(address: str, answers: Callable[[Request], Reply]) -> frozenset[Feature]:
+def features_after(address: str, answers: Callable[[Request], Reply]) -> frozenset[Feature]:
     parsed = Address.parse(address)
 
     async def ask(request: Request) -> Reply:
@@ -63,7 +63,7 @@ def greeted(address: str, answers: Callable[[Request], Reply]) -> frozenset[Feat
             raise error
         return answer
 
-    return asyncio.run(greet(ask, parsed.endpoints[0], parsed, "test"))
+    return asyncio.run(shake_hands(ask, parsed.endpoints[0], parsed, "test"))
 
 
 def test_a_deployed_server_gets_the_default_bucket() -> None:
@@ -73,12 +73,12 @@ def test_a_deployed_server_gets_the_default_bucket() -> None:
         asked.append(request)
         return reply(bytes((0, Feature.XERROR))) if isinstance(request, Hello) else reply()
 
-    assert greeted("127.0.0.1:1", answer) == {Feature.XERROR}
+    assert features_after("127.0.0.1:1", answer) == {Feature.XERROR}
     assert [request.name for request in asked if isinstance(request, SelectBucket)] == [b"default"]
 
 
 def test_a_server_older_than_all_this() -> None:
-    assert greeted("127.0.0.1:1", lambda _: reply(status=Status.UNKNOWN_COMMAND)) == frozenset()
+    assert features_after("127.0.0.1:1", lambda _: reply(status=Status.UNKNOWN_COMMAND)) == frozenset()
 
 
 def offering(mechanisms: bytes, answer: Reply = reply()) -> Callable[[Request], Reply]:  # noqa: B008
@@ -95,11 +95,11 @@ def offering(mechanisms: bytes, answer: Reply = reply()) -> Callable[[Request], 
 
 def test_a_password_is_not_shown_to_the_network() -> None:
     with pytest.raises(LoginImpossible, match="would send the password as plain text"):
-        greeted("upriver://me:secret@10.0.0.1:1", offering(b"PLAIN"))
-    assert greeted("upriver://me:secret@10.0.0.1:1?tls=on", offering(b"PLAIN")) == frozenset()
-    assert greeted("upriver://me:secret@127.0.0.1:1", offering(b"PLAIN")) == frozenset()
+        features_after("upriver://me:secret@10.0.0.1:1", offering(b"PLAIN"))
+    assert features_after("upriver://me:secret@10.0.0.1:1?tls=on", offering(b"PLAIN")) == frozenset()
+    assert features_after("upriver://me:secret@127.0.0.1:1", offering(b"PLAIN")) == frozenset()
     with pytest.raises(LoginImpossible, match="the node offers OTHER"):
-        greeted("upriver://me:secret@127.0.0.1:1", offering(b"OTHER"))
+        features_after("upriver://me:secret@127.0.0.1:1", offering(b"OTHER"))
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_a_password_is_not_shown_to_the_network() -> None:
 )
 def test_a_server_that_cannot_prove_itself(answer: Reply, said: str) -> None:
     with pytest.raises(LoginImpossible, match=said):
-        greeted("upriver://me:secret@127.0.0.1:1", offering(b"SCRAM-SHA256 PLAIN", answer))
+        features_after("upriver://me:secret@127.0.0.1:1", offering(b"SCRAM-SHA256 PLAIN", answer))
 
 
 def test_other_refusals_are_told_as_they_are() -> None:
     with pytest.raises(StatusError) as caught:
-        greeted("127.0.0.1:1", lambda _: reply(b"not now", Status.EBUSY))
+        features_after("127.0.0.1:1", lambda _: reply(b"not now", Status.EBUSY))
     assert not isinstance(caught.value, UnknownCommand)

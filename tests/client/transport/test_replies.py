@@ -74,9 +74,9 @@ def test_what_is_no_answer_is_refused_at_its_place() -> None:
 
 
 def test_a_refusal_is_an_error_with_its_text() -> None:
-    reply = Reply(0, Status.KEY_ENOENT, 1, 0, 0, b"", b"", b"nobody knows it")
+    reply = Reply(0, Status.KEY_ENOENT, 1, 0, 0, b"", b"", b"it is unknown")
     error = reply.error(3)
     assert isinstance(error, KeyNotFound)
-    assert str(error) == "vbucket 3: nobody knows it (status 0x01)"
+    assert str(error) == "vbucket 3: it is unknown (status 0x01)"
     assert Reply(0, 0, 1, 0, 0, b"", b"", b"x").error() is None
     assert str(Reply(0, 0x999, 1, 0, 0, b"", b"", b"\0\xff").error()) == "Refused (status 0x999)"

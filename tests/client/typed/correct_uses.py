@@ -1,5 +1,7 @@
 """Uses of the clients in which a type checker must find no error."""
 
+import pyarrow as pa
+
 from upriver.client import (
     Address,
     Consumer,
@@ -16,6 +18,7 @@ from upriver.client import (
     SyncMover,
     Written,
 )
+from upriver.client.consumer import ColumnName
 from upriver.errors import StatusError
 from upriver.model import Change, Event
 
@@ -32,9 +35,10 @@ def sync_kv() -> None:
         refused: dict[bytes, StatusError] = kv.set_many({"a": b"1"})
         refused |= kv.set_many({b"a": "1"}, expiry=60)
         refused |= kv.set_many([("a", b"1"), (b"b", "2")])
+        refused |= kv.write_batch(pa.record_batch({"key": [b"a"], "value": [b"1"]}))
         items: dict[bytes, Item] = kv.get_many(["a", b"b"])
         seconds: float = kv.timeout_s
-        print(written.seqno, count, refused, items, seconds, kv.cluster.map.revision)
+        print(written.seqno, count, refused, items, seconds, kv.cluster_map.revision)
 
 
 async def async_kv() -> None:
@@ -64,7 +68,8 @@ def sync_consumer(progress: dict[int, Progress]) -> None:
 
 
 async def async_consumer() -> None:
-    async with Consumer(ADDRESS, dialect="upr", on_rollback="rewind", keys_only=True) as consumer:
+    columns: tuple[ColumnName, ...] = ("key", "seqno")
+    async with Consumer(ADDRESS, dialect="upr", on_rollback="rewind", keys_only=True, columns=columns) as consumer:
         async for batch in consumer:
             print(batch.records, batch.wire_bytes)
         async for change in consumer.changes():

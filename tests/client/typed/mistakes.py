@@ -18,6 +18,8 @@ def sync_kv(kv: SyncKvClient) -> None:
     kv.set("a", "b", expires=5)  # error: call-arg
     kv.set("a", "b", cas="5")  # error: arg-type
     kv.set_many({1: "b"})  # error: arg-type
+    kv.write_batch(5)  # error: arg-type
+    kv.cluster  # error: attr-defined
     kv.get("a").value  # error: union-attr
     kv.timeout_s = 5  # error: misc
     value: str = kv.lock("a").value  # error: assignment
@@ -31,6 +33,7 @@ async def async_kv(kv: KvClient) -> None:
     await kv.set("a", 1)  # error: arg-type
     await kv.set("a", "b", expires=5)  # error: call-arg
     await kv.set_many({1: "b"})  # error: arg-type
+    await kv.write_batch(5)  # error: arg-type
     (await kv.get("a")).value  # error: union-attr
 
 
@@ -38,10 +41,14 @@ def sync_consumer(consumer: SyncConsumer) -> None:
     Consumer.sync(ADDRESS, ends="latest")  # error: call-arg
     Consumer.sync(ADDRESS, end="newest")  # error: arg-type
     Consumer.sync(ADDRESS, checkpoint="progress")  # error: arg-type
+    Consumer.sync(ADDRESS, dialect="dpc")  # error: arg-type
+    Consumer.sync(ADDRESS, columns=("kee",))  # error: arg-type
     SyncConsumer(ADDRESS, ends="latest")  # error: call-arg
     SyncConsumer(ADDRESS, window_bytes="16MiB")  # error: arg-type
     SyncConsumer(ADDRESS, on_rollback="ignore")  # error: arg-type
     consumer.change()  # error: attr-defined
+    consumer.cluster  # error: attr-defined
+    consumer.connections  # error: attr-defined
     consumer.acknowledge()  # error: call-arg
     consumer.acknowledge(5)  # error: arg-type
     consumer.queued_bytes()  # error: operator
@@ -56,7 +63,10 @@ async def async_consumer(consumer: Consumer) -> None:
     Consumer(ADDRESS, end="newest")  # error: arg-type
     Consumer(ADDRESS, window_bytes="16MiB")  # error: arg-type
     Consumer(ADDRESS, vbuckets=5)  # error: arg-type
+    Consumer(ADDRESS, dialect="dpc")  # error: arg-type
+    Consumer(ADDRESS, columns=("kee",))  # error: arg-type
     ConsumerSettings(ends="latest")  # error: call-arg
+    ConsumerSettings(dialect="dpc")  # error: arg-type
     await consumer.saves()  # error: attr-defined
     async for batch in consumer:
         batch.record  # error: attr-defined

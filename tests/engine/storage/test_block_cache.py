@@ -66,7 +66,7 @@ def test_one_that_is_larger_than_all_memory_is_read_each_time() -> None:
     assert (cache.bytes, len(disk.asked)) == (0, 2)
 
 
-def test_what_a_commit_has_changed_is_read_anew() -> None:
+def test_what_a_commit_has_changed_is_read_again() -> None:
     disk = Disk(block(0, 1, 10), block(1, 1, 10))
     cache = BlockCache(disk)
     old, other = cache.block(0, 3), cache.block(1, 3)

@@ -369,7 +369,7 @@ def test_a_garbled_page_is_a_storage_error_or_does_not_matter(path: Path, clock:
             except StorageError as error:
                 errors.append(str(error))
             else:
-                # Pages that nobody uses, or one of the two heads: the commit before only lacks the clean stop.
+                # Unused pages, or one of the two meta pages: the commit before only lacks the clean stop.
                 assert digest(bucket, branched=len(bucket.vbucket(0).failover_log) > 1) == expected
                 bucket.abandon()
     assert len(errors) > len(good) // 4096

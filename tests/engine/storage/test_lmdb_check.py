@@ -78,7 +78,7 @@ with lmdb.open(sys.argv[1], max_dbs=4, map_size=2**26) as env:
 
 @contextmanager
 def writer(path: Path) -> Iterator[Callable[[], object]]:
-    """Another process that commits when it is told to, and says so when it has."""
+    """Another process that commits on request, and confirms each commit."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -95,7 +95,7 @@ def writer(path: Path) -> Iterator[Callable[[], object]]:
         stdin.close()
 
 
-def test_a_commit_that_nobody_reads_is_overwritten(file: Path) -> None:
+def test_a_commit_without_readers_is_overwritten(file: Path) -> None:
     with writer(file.parent) as commit:
         commit()
         shown = meta_pages(file)[0]
@@ -180,7 +180,7 @@ def test_a_tree_deeper_than_any(file: Path) -> None:
         check_pages(file)
     file.write_bytes(data)
     for head in (0, PAGE):
-        changed(file, head + 16, b"nobody's")
+        changed(file, head + 16, b"invalid!")
     with pytest.raises(Damaged, match="meta page"):
         check_pages(file)
 

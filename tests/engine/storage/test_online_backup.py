@@ -21,7 +21,7 @@ def filled(path: Path) -> None:
             node.bucket.vbucket(number % 2).set(b"k%d" % number, b"v" * 100)
 
 
-def test_a_copy_of_what_nobody_uses(tmp_path: Path) -> None:
+def test_a_copy_of_a_directory_that_is_not_in_use(tmp_path: Path) -> None:
     filled(tmp_path / "data")
     online_backup(tmp_path / "data", tmp_path / "copy", check=True)
     with start(vbuckets=2, data=str(tmp_path / "copy")) as node:
@@ -41,7 +41,7 @@ def test_the_node_goes_on_while_it_is_copied(tmp_path: Path) -> None:
         assert copy.bucket.vbucket(0).failover_log.entries[1:] == branches.entries
 
 
-#: Commits as fast as it can, other pages each time, until it is told to stop; the store stays small.
+#: Commits as fast as it can, other pages each time, until the test stops it; the store stays small.
 WRITER = """
 import sys, threading
 from upriver.engine.storage.lmdb import LmdbStorage

@@ -40,6 +40,34 @@ def test_an_embedded_node_raises_one_clear_error(hidden: str) -> None:
     assert (done.stdout.strip(), done.stderr, done.returncode) == (str(NotCompiled(hidden)), "", 0)
 
 
+@pytest.mark.parametrize("broken", [TABLE, LOOP])
+def test_a_compiled_part_that_cannot_be_loaded_is_not_called_missing(broken: str) -> None:
+    """The file is there but, say, was built for another system: a C compiler would not help."""
+    program = (
+        "import importlib.abc, sys\n"
+        "class Broken(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {broken!r}:\n"
+        "            raise ImportError('undefined symbol: PyOld_Function', name=name)\n"
+        "sys.meta_path.insert(0, Broken())\n"
+        "from upriver.cli import main; main(['serve', '--port', '0'])"
+    )
+    done = run(program)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"cannot load its compiled part {broken}: undefined symbol: PyOld_Function. Reinstall with pip" in line
+    assert "compiler" not in line
+
+
+def test_a_package_that_a_compiled_part_imports_is_named() -> None:
+    missing = ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+    assert f"cannot load its compiled part {TABLE}: No module named 'pyarrow'." in str(
+        NotCompiled.after(TABLE, missing)
+    )
+    absent = ModuleNotFoundError(f"No module named {TABLE!r}", name=TABLE)
+    assert str(NotCompiled.after(TABLE, absent)) == str(NotCompiled(TABLE))
+
+
 def test_help_and_version_need_nothing_compiled() -> None:
     for arguments in (["--help"], ["serve", "--help"]):
         assert run(f"from upriver.cli import main; main({arguments})", TABLE, LOOP, *CODECS).returncode == 0

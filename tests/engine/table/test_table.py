@@ -70,6 +70,34 @@ def sweep(table: Any, floor: int, purge_to: int, purge_before: int, evict_to: in
         position, _ = table.sweep(position, floor, purge_to, purge_before, evict_to)
 
 
+def test_the_end_of_a_range_that_delivers_few_changes(table: Any) -> None:
+    """A key that changes again and again is delivered once, however many seqnos its changes take."""
+    for n in range(5):
+        table.set(b"k%d" % n, b"v")
+    for _ in range(200):
+        table.set(b"hot", b"v")
+    table.set(b"last", b"v")
+    assert table.visible_end(0, 206, 3, 1000) == (3, 3)
+    assert table.visible_end(0, 206, 6, 1000) == (205, 6)
+    assert table.visible_end(0, 206, 7, 1000) == (206, 7)
+    assert table.visible_end(0, 100, 7, 1000) == (100, 6)
+    assert table.visible_end(50, 206, 1, 1000) == (205, 1)
+    assert table.visible_end(0, 206, 0, 1000) == (0, 0)
+    assert table.visible_end(206, 206, 5, 1000) == (206, 0)
+    assert table.visible_end(0, 206, 7, 50) == (50, 6)  # it has looked at enough
+    assert table.visible_end(0, 206, 7, 0) == (0, 0)
+
+
+def test_a_change_may_be_superseded_by_one_that_is_gone(table: Any) -> None:
+    table.set(b"a", b"1")
+    for _ in range(5):
+        table.set(b"b", b"v")
+    table.set(b"c", b"v")
+    sweep(table, 5, 0, 0, 0)
+    assert seqnos(table.read(0, 7, 7, 1 << 20, every=True)[0]) == [1, 5, 6, 7]
+    assert [table.visible_end(0, 7, most, 100) for most in (1, 2, 3)] == [(4, 1), (6, 2), (7, 3)]
+
+
 def highest_purgeable(table: Any, purge_to: int, purge_before: int) -> int:
     """Over all steps: how far one goes depends on the chunks."""
     highest, position = table.purgeable(0, purge_to, purge_before)
@@ -585,6 +613,7 @@ class Twin:
         found: list[Any] = [getattr(table, name) for name in COUNTS]
         found += [self.ledger.last_cas, self.ledger.history_bytes, sorted(table.live_keys())]
         found += [table.first_evicted(0, high), table.seqno_before(int(self.clock.now) - 3, high)]
+        found += [table.visible_end(after, high, most, 7) for after in (0, high // 2) for most in (0, 1, 3, 100)]
         for at in {high, max(0, high - 3)}:
             found.append(table.read(0, at, at, 10**6, 5, keys_only=True))
             found.append(table.read(0, at, at, 200, 5, every=True, keys_only=True))
@@ -1069,7 +1098,7 @@ def test_vbuckets_that_grow_alike_do_not_all_want_memory_at_once(clock: Clock) -
 
 
 def test_a_read_takes_no_more_memory_than_there_is_to_read(clock: Clock) -> None:
-    """A large block is mapped anew each time, and the kernel clears it: small vbuckets took four times as long."""
+    """A large block is mapped again each time, and the kernel clears it: small vbuckets took four times as long."""
     table = compiled.Table(0, compiled.Ledger(clock))
     table.active = True
     for i in range(200):
@@ -1204,7 +1233,7 @@ def test_the_smallest_keys_while_the_collector_runs(backend: ModuleType, clock: 
 
 
 def test_a_table_that_the_collector_frees_writes_nowhere(clock: Clock) -> None:
-    """It may find one in the middle of a larger index, and takes its ledger away first: None stands in its place."""
+    """It may free a table that is building a larger index, and first replaces its ledger by None."""
 
     def around_none() -> bytes:
         head = object.__basicsize__
@@ -1235,7 +1264,7 @@ def test_a_lock_is_that_of_the_newest_version_also_where_values_are_read_back(ta
 
 
 def test_a_batch_has_no_more_room_than_its_range_can_fill(clock: Clock) -> None:
-    """Whoever keeps batches keeps their memory, and all columns of one lie in one piece of it."""
+    """A caller that keeps batches keeps their memory; all columns of a batch share one block of it."""
     table = compiled.Table(0, compiled.Ledger(clock))
     table.active = True
     for number in range(5000):
@@ -1263,8 +1292,8 @@ def test_a_batch_looks_at_what_was_superseded_before_its_rows_once(clock: Clock)
     assert min(costs[1]) < 1.5 * min(costs[0])
 
 
-#: Reads batches of 300 kB, of which the last few are held, with a C library that hands such blocks back to the system
-#: at once. Says how many pages came anew for two hundred of them, and how many bytes stay of a hundred that were held.
+#: Reads batches of 300 kB, of which the last few are held, with a C library that returns such blocks to the system at
+#: once. Prints how many new pages two hundred of them needed, and how many bytes stay of a hundred that were held.
 BATCHES = """
 import resource, time
 from upriver.engine.table._table import Ledger, Table

@@ -87,7 +87,7 @@ def test_a_right_password_waits_for_its_turn_too(guarded: ManualNode) -> None:
 
 
 @pytest.mark.parametrize("leaver", [1, 2, 3])
-def test_who_leaves_gives_up_his_place(guarded: ManualNode, leaver: int) -> None:
+def test_a_peer_that_leaves_gives_up_its_place(guarded: ManualNode, leaver: int) -> None:
     peers = peers_of(guarded, 4)
     for peer in peers:
         peer.put(WRONG)
@@ -101,9 +101,7 @@ def test_who_leaves_gives_up_his_place(guarded: ManualNode, leaver: int) -> None
     assert guarded.time.timers == 0
 
 
-def test_what_is_being_looked_at_counts_even_if_nobody_waits(
-    guarded: ManualNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_under_way_counts_even_if_no_peer_waits(guarded: ManualNode, monkeypatch: pytest.MonkeyPatch) -> None:
     under_way = []
     monkeypatch.setattr(guarded.time, "beside", lambda work, done: under_way.append((work, done)))
     (peer,) = peers_of(guarded, 1)
@@ -156,7 +154,7 @@ def test_nothing_is_served_before_a_login_but_what_leads_to_one(guarded: ManualN
 
 
 @pytest.mark.parametrize("opcode", sorted({*range(256)} - OPEN_OPCODES))
-def test_who_has_not_logged_in_is_not_told_what_is_wrong_with_his_request(guarded: ManualNode, opcode: int) -> None:
+def test_a_peer_without_login_is_not_told_what_is_wrong_with_its_request(guarded: ManualNode, opcode: int) -> None:
     """Whatever it says and in whatever dialect, it is not looked at; the connection stays."""
     (peer,) = peers_of(guarded, 1)
     add_services(guarded.node)
@@ -174,7 +172,7 @@ def users_file(path: Path, *users: User) -> Path:
     return path
 
 
-def test_who_does_not_log_in_is_closed_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_does_not_log_in_is_closed_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "upriver.node")
     path = users_file(tmp_path / "users.json", ALICE)
     with start(vbuckets=1, users=path, login_s=0.5) as node, Client(node.port) as friend:
@@ -214,7 +212,9 @@ def logged_in(node: EmbeddedNode, *requests: SaslAuth) -> Client:
     return client
 
 
-def test_who_was_removed_or_has_another_password_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_user_that_was_removed_or_has_another_password_is_disconnected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "upriver.node")
     bob = SaslAuth(mechanism=b"PLAIN", value=b"\0bob\0secret")
     carol = SaslAuth(mechanism=b"PLAIN", value=b"\0carol\0secret")

@@ -59,7 +59,7 @@ def test_a_success_ends_the_wait_but_takes_back_one_failure_only() -> None:
         ("unix", "", False),
     ],
 )
-def test_who_counts_as_the_same_peer(one: str, other: str, same: bool) -> None:
+def test_addresses_that_count_as_the_same_peer(one: str, other: str, same: bool) -> None:
     throttle = LoginThrottle()
     throttle.failed(one, 0.0)
     assert (throttle.delay_s(other, 0.0) > 0) is same

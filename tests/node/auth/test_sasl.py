@@ -244,7 +244,7 @@ def test_a_password_in_the_place_of_the_mechanism_is_not_repeated(users: Users) 
     assert "hunter2" not in str(outcome)
 
 
-def test_without_users_nobody_logs_in() -> None:
+def test_without_users_no_login_succeeds() -> None:
     assert_failed(log_in(Users(), "SCRAM-SHA-512", "alice", "wonder land"), "wrong name or password")
     assert_failed(SaslExchange(Users()).start(b"PLAIN", b"\0alice\0wonder land"), "wrong name or password")
 
@@ -260,7 +260,7 @@ def test_step_before_start(users: Users) -> None:
     assert_failed(SaslExchange(users).step(b"\0alice\0wonder land"), "no login is in progress")
 
 
-def test_start_begins_anew(users: Users) -> None:
+def test_start_begins_again(users: Users) -> None:
     exchange = SaslExchange(users)
     exchange.start(b"SCRAM-SHA1", b"n,,n=alice,r=nonce")
     outcome = exchange.start(b"SCRAM-SHA1", b"nonsense")

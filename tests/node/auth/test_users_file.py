@@ -48,7 +48,7 @@ def test_verify_plain(users: Users) -> None:
     assert users.verify_plain("alice", "\0") is None
 
 
-@pytest.mark.parametrize("name", ["alice", "nobody"])
+@pytest.mark.parametrize("name", ["alice", "unknown"])
 def test_an_unknown_name_costs_the_work_of_a_wrong_password(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     users = users_with(User.create("alice", "wonder land", Role.READ, iterations=5000))
     derived: list[tuple[str, int, int]] = []
@@ -236,7 +236,7 @@ def test_reload_without_a_change_reads_nothing(users: Users, path: Path, monkeyp
     assert users.reload_if_changed() is False
 
 
-def test_a_broken_file_is_complained_about_once_and_locks_nobody_out(users: Users, path: Path) -> None:
+def test_a_broken_file_is_reported_once_and_locks_no_user_out(users: Users, path: Path) -> None:
     users.save(path)
     good = path.read_bytes()
     for damage in (lambda: path.write_bytes(good[:100]), path.unlink):
@@ -261,7 +261,7 @@ def test_edit(path: Path) -> None:
     assert [user.name for user in Users.load(path)] == ["alice"]  # a block that fails changes nothing
 
 
-def test_who_edits_at_the_same_time_waits(path: Path) -> None:
+def test_a_second_editor_waits(path: Path) -> None:
     entered = threading.Event()
 
     def add_bob() -> None:

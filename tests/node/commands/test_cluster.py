@@ -70,7 +70,7 @@ def test_the_cluster_map() -> None:
         }
 
 
-def test_who_knows_the_map_gets_none(peer: Peer) -> None:
+def test_a_client_that_knows_the_map_gets_none(peer: Peer) -> None:
     rev = config(peer)["rev"]
     assert config(peer, rev_epoch=1, rev=rev - 1)["rev"] == rev
     assert config(peer, rev_epoch=0, rev=rev + 98)["rev"] == rev
@@ -83,13 +83,13 @@ def test_the_map_follows_the_vbuckets(peer: Peer) -> None:
     peer.ask(SetVbucket(vbucket=1, state=VbucketState.DEAD))
     peer.ask(SetVbucket(vbucket=ABSENT, state=VbucketState.ACTIVE))
     found = config(peer)
-    assert found["rev"] == before + 1  # nobody has seen a map in between
+    assert found["rev"] == before + 1  # no client has seen a map in between
     assert found["vBucketServerMap"]["vBucketMap"] == [[0], [-1], [-1], [-1], [-1], [0], [-1], [-1]]
     peer.ask(DeleteVbucket(vbucket=1))
     assert config(peer)["rev"] == before + 1  # it was not in the map any more
 
 
-def test_who_asks_the_wrong_node_is_shown_the_map_if_he_can_read_it(peer: Peer) -> None:
+def test_a_client_of_the_wrong_node_gets_the_map_if_it_can_read_it(peer: Peer) -> None:
     """Clients that selected the bucket read it; to all others it says in words what is wrong."""
     wrong = (Get(key=b"k", vbucket=ABSENT), Set(key=b"k", vbucket=2), Observe(keys=(ObservedKey(vbucket=4, key=b"k"),)))
     for request in wrong:

@@ -123,7 +123,7 @@ def test_the_connection_is_closed_after_the_answer(request_: Request, opcodes: l
         assert [answer.code for answer in peer.answers()] == [0x0A, *opcodes]
 
 
-# Login, where nobody has to
+# Login, where none is needed
 
 
 def test_without_users_everybody_is_let_in(peer: Peer) -> None:

@@ -115,7 +115,7 @@ def test_get(peer: Peer) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_get_what_was_stored_compressed_elsewhere(compiled: bool) -> None:
-    """Nobody can agree on compression here, so nobody can be expected to inflate."""
+    """Clients cannot agree on compression here, so none can be expected to inflate."""
     manual = open_manual_node(compiled=compiled)
     manual.bucket.vbucket(0).set(b"k", bytes(pa.Codec("snappy").compress(b"plain")), datatype=SNAPPY)
     peer = manual.peer()
@@ -648,8 +648,8 @@ def test_a_pipeline_is_answered_in_order(peer: Peer) -> None:
 # A disk that fails
 
 
-def test_who_waits_for_a_disk_that_fails_is_told(manual_on_disk: ManualNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The change may still be stored later: it is no success, and not undone."""
+def test_waiters_for_a_disk_that_fails_are_told(manual_on_disk: ManualNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The change may still be stored later: the answer is not a success, and the change is not undone."""
 
     def full(batch: object) -> None:
         raise StorageError("store", "No space left on device")

@@ -31,7 +31,7 @@ def test_what_is_not_there_cannot_be_locked(peer: Peer) -> None:
     peer.refused(Unlock(key=b"k", cas=1), Status.KEY_ENOENT)
 
 
-def test_who_knows_no_extended_errors_hears_of_temporary_failures(peer: Peer) -> None:
+def test_a_peer_without_extended_errors_gets_temporary_failures(peer: Peer) -> None:
     peer.ask(Set(key=b"k"))
     assert peer.refused(Unlock(key=b"k", cas=1), Status.ETMPFAIL) == "Not locked"
     locked = peer.ask(GetLocked(key=b"k"))

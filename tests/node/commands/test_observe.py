@@ -145,7 +145,7 @@ def test_the_seqno_may_stand_in_the_value(peer: Peer) -> None:
     assert (answer.status, answer.opaque) == (Status.SUCCESS, 7)
 
 
-def test_nobody_waits_forever(manual: ManualNode) -> None:
+def test_no_peer_waits_forever(manual: ManualNode) -> None:
     peer = manual.peer()
     peer.ask(Set(key=b"a"))
     assert peer.send(SeqnoPersistence(seqno=1, opaque=1)) == []
@@ -189,8 +189,8 @@ def test_a_connection_waits_only_so_often_at_once() -> None:
         assert [answer.status for answer in other.receive()] == [Status.SUCCESS]
 
 
-def test_who_leaves_does_not_linger_for_what_he_waited_for() -> None:
-    """And what he asked for is answered in as few writes as possible: nobody reads it."""
+def test_a_peer_that_leaves_does_not_stay_for_what_it_waited_for() -> None:
+    """Its requests are answered in as few writes as possible, because it does not read them."""
     with start(vbuckets=1) as node, SocketPeer(node.host, node.port) as other:
         other.ask(Set(key=b"a"))
         assert other.ask(SeqnoPersistence(seqno=1)).status is Status.SUCCESS
@@ -205,7 +205,7 @@ def test_who_leaves_does_not_linger_for_what_he_waited_for() -> None:
         assert node.call(lambda: len(node.bucket.flusher.waiting)) == 0
 
 
-def test_who_half_closes_is_told_that_it_is_not_on_disk_yet() -> None:
+def test_a_peer_that_half_closes_is_told_that_the_change_is_not_on_disk_yet() -> None:
     with start(vbuckets=1) as node, SocketPeer(node.host, node.port) as peer:
         peer.ask(Set(key=b"a"))
         assert peer.ask(SeqnoPersistence(seqno=1)).status is Status.SUCCESS
@@ -253,7 +253,7 @@ def test_a_flush_ends_no_wait(manual: ManualNode) -> None:
     assert [(answer.opaque, answer.status) for answer in peer.receive()] == [(1, Status.SUCCESS)]
 
 
-def test_who_waits_for_a_vbucket_that_goes_is_told(manual: ManualNode) -> None:
+def test_waiters_for_a_vbucket_that_is_deleted_are_told(manual: ManualNode) -> None:
     peer = manual.peer()
     assert peer.send(SeqnoPersistence(seqno=2, opaque=1)) == []
     manual.bucket.delete_vbucket(0)

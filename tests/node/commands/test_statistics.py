@@ -175,3 +175,16 @@ def test_only_administrators_reset() -> None:
         peer.ask(SaslAuth(mechanism=b"PLAIN", value=b"\0u\0p"))
         assert stats(peer, b"vbucket-seqno")
         peer.refused(Stat(key=b"reset"), Status.EACCESS)
+
+
+def test_how_far_a_range_goes_that_delivers_few_changes(manual: ManualNode) -> None:
+    peer = manual.peer()
+    peer.send(*(Set(key=key) for key in (b"a", b"b", b"b", b"b", b"c")), Set(key=b"d", vbucket=1))
+    assert stats(peer, b"vbucket-ends 0:0:3 1:0:5 999:0:1") == {"0": "5 3", "1": "1 1"}
+    assert stats(peer, b"vbucket-ends 0:0:2") == {"0": "4 2"}
+    assert stats(peer, b"vbucket-ends") == {}
+    for wrong in (b"0:0", b"0:0:x", b"0:-1:2", b"0:0:" + b"9" * 20):
+        (answer,) = peer.send(Stat(key=b"vbucket-ends " + wrong))
+        assert answer.status == Status.EINVAL, answer
+    lines = stats(peer, b"vbucket-items")["items"].split("\n")
+    assert lines[:2] == ["0 3 0", "1 1 0"]

@@ -98,7 +98,7 @@ def test_a_state_is_answered_when_it_is_on_disk(manual: ManualNode) -> None:
     assert [answer.opaque for answer in peer.receive()] == [1, 2]
 
 
-def test_who_becomes_active_starts_a_branch(manual: ManualNode) -> None:
+def test_a_copy_that_becomes_active_starts_a_branch(manual: ManualNode) -> None:
     before = manual.bucket.vbucket(0).failover_log
     peer = manual.peer()
     peer.send(
@@ -202,7 +202,7 @@ def test_a_flush_starts_over(manual: ManualNode) -> None:
 @pytest.mark.parametrize(
     ("request_type", "refused"), [(LastClosedCheckpoint, [ABSENT]), (CreateCheckpoint, [2, 3, 4, ABSENT])]
 )
-def test_whose_checkpoints(peer: Peer, request_type: Any, refused: list[int]) -> None:
+def test_checkpoints_of_other_copies_are_refused(peer: Peer, request_type: Any, refused: list[int]) -> None:
     for vbucket in refused:
         peer.refused(request_type(vbucket=vbucket), Status.NOT_MY_VBUCKET)
 
@@ -216,6 +216,6 @@ def test_checkpoints_over_any_connection(peer: Peer) -> None:
 # TAP clients
 
 
-def test_nobody_is_registered(peer: Peer) -> None:
+def test_no_client_is_registered(peer: Peer) -> None:
     assert "replicator" in peer.refused(DeregisterTapClient(name=b"replicator"), Status.KEY_ENOENT)
     peer.refused(DeregisterTapClient(name=b""), Status.EINVAL)

@@ -154,7 +154,7 @@ def test_a_request_in_pieces(node: EmbeddedNode) -> None:
         assert plain.recv(100).startswith(b"HTTP/1.1 404 ")
 
 
-def test_who_says_nothing_is_dropped(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_client_is_dropped(node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "REQUEST_WAIT_S", 0.05)
     assert node.metrics_port is not None
     with socket.create_connection(("127.0.0.1", node.metrics_port), 30) as plain, served_meanwhile(node.port):

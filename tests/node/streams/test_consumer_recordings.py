@@ -1,8 +1,8 @@
 """The recordings in which a server consumes, replayed: mover and producer say the same, our node answers the same.
 
-Whoever plays mover and producer answers what the recorded server had asked. So each opaque of the recorded server is
-replaced by the one that ours has chosen for the same thing. Acknowledgements of bytes are not compared one by one,
-because when they come is free; but all that was received must be acknowledged in the end.
+The mover and the producer of the test answer what the recorded server had asked. So each opaque of the recorded server
+is replaced by the one that ours has chosen for the same request. Acknowledgements of bytes are not compared one by one,
+because a consumer may choose when to send them; but all received bytes must be acknowledged in the end.
 """
 
 import pytest

@@ -163,7 +163,7 @@ def test_the_third_draft_hands_over() -> None:
     assert brief(peer.send(AnyResponse(opcode=0x5A, opaque=0xDEADBEEF))) == ["state active"]
     assert state_of(node) is VbucketState.DEAD
     assert brief(peer.send(AnyResponse(opcode=0x5A, opaque=0xDEADBEEF))) == ["end 0"]
-    # And to nobody else, not even to who comes later from where that one came.
+    # And to no other connection, not even to a later one from the same peer.
     other = node.connect("other").open(b"other")
     asked = dcp.StreamRequest(end_seqno=2**64 - 1, flags=dcp.StreamFlag.TAKEOVER)
     assert brief(other.send(asked)) == ["not_my_vbucket"]
@@ -303,7 +303,7 @@ def test_requests_may_come_in_any_pieces(name: str, cuts: list[int]) -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(name=st.sampled_from(SHORT), data=st.binary(max_size=120), good=st.booleans())
-def test_garbage_harms_nobody(name: str, data: bytes, good: bool) -> None:
+def test_garbage_harms_no_other_client(name: str, data: bytes, good: bool) -> None:
     node, peer = node_with_peer(name, b"a")
     other = connect(node, name, "other")
     other.send(request(name))
@@ -332,7 +332,7 @@ def test_the_third_draft_begins_with_either_of_its_requests_and_leaves_commands_
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_nobody_else_can_take_the_name_that_is_made_up(name: str) -> None:
+def test_no_other_client_can_take_the_name_that_is_made_up(name: str) -> None:
     node, peer = node_with_peer(name, b"a")
     tells = [name + ":peer", f"\\{name}:peer"]
     others = [node.connect(f"other {told}").open(told.encode()) for told in tells]
@@ -362,7 +362,7 @@ def test_statistics_show_the_group_id(name: str) -> None:
     assert numbers[f"{prefix}:stream_0_opaque"] == str(0xDEADBEEF)
 
 
-# Who may
+# Permissions
 
 
 def test_users_keep_the_short_drafts_away_but_from_an_anonymous_listener() -> None:

@@ -10,7 +10,7 @@ from upriver.errors import InvalidArguments, NotMyVbucket
 from upriver.model import Snapshot, VbucketState
 from upriver.model.position import NO_END
 from upriver.node.streams.engine_source import EngineSource, engine_options, value_filter
-from upriver.protocol.producer.source import History, Source, SourceVbucket, StreamOptions
+from upriver.protocol.producer.source import Source, SourceCursor, SourceVbucket, StreamOptions
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def node() -> InMemoryNode:
     return node
 
 
-def history(node: InMemoryNode, end: int = NO_END, **options: bool) -> Cursor:
-    return EngineSource(node.state).history(0, "test:0", 0, end, StreamOptions(**options))  # type: ignore[arg-type]
+def cursor(node: InMemoryNode, end: int = NO_END, **options: bool) -> Cursor:
+    return EngineSource(node.state).cursor(0, "test:0", 0, end, StreamOptions(**options))  # type: ignore[arg-type]
 
 
 def history_end(place: Cursor) -> str | None:
@@ -41,11 +41,11 @@ def test_vbuckets_that_are_there_and_others(node: InMemoryNode) -> None:
     assert source.vbucket(1) is None
     assert source.vbucket(5000) is None
     with pytest.raises(NotMyVbucket):
-        source.history(1, "x", 0, NO_END, StreamOptions())
+        source.cursor(1, "x", 0, NO_END, StreamOptions())
 
 
 def test_reading_a_history_to_its_end(node: InMemoryNode) -> None:
-    place = history(node, end=2)
+    place = cursor(node, end=2)
     assert (place.seqno, place.snapshot, place.end_reason) == (0, None, None)
     assert place.next_snapshot() == place.snapshot == Snapshot(0, 2)
     assert (place.begins_checkpoint, place.from_disk) == (True, False)
@@ -57,14 +57,14 @@ def test_reading_a_history_to_its_end(node: InMemoryNode) -> None:
 
 
 def test_an_end_for_another_reason(node: InMemoryNode) -> None:
-    place = history(node)
+    place = cursor(node)
     place.next_snapshot()
     node.bucket.flush()
     assert (place.end_reason, place.snapshot, place.next_snapshot()) == ("flushed", None, None)
 
 
 def test_subscribing_to_what_comes(node: InMemoryNode) -> None:
-    place = history(node)
+    place = cursor(node)
     calls, callback = counter()
     place.subscribe(callback)
     assert len(calls) == 1, "there is something already"
@@ -75,7 +75,7 @@ def test_subscribing_to_what_comes(node: InMemoryNode) -> None:
 
 
 def test_subscribing_to_what_is_on_disk_comes_over_the_scheduler(node: InMemoryNode) -> None:
-    place = history(node, persisted_only=True)
+    place = cursor(node, persisted_only=True)
     calls, callback = counter()
     place.subscribe(callback)
     assert not calls
@@ -86,8 +86,8 @@ def test_subscribing_to_what_is_on_disk_comes_over_the_scheduler(node: InMemoryN
 
 
 def test_a_closed_history_frees_its_name(node: InMemoryNode) -> None:
-    history(node).close()
-    assert history(node).end_reason is None
+    cursor(node).close()
+    assert cursor(node).end_reason is None
 
 
 def test_a_state_is_on_disk_when_it_says_so_and_clients_are_told(node: InMemoryNode) -> None:
@@ -132,7 +132,7 @@ def test_a_value_filter_has_a_form(text: str) -> None:
 
 def test_the_engine_has_all_that_a_producer_needs() -> None:
     # mypy checks the signatures; this checks that no name is missing.
-    for wanted, offered in ((History, Cursor), (Source, EngineSource)):
+    for wanted, offered in ((SourceCursor, Cursor), (Source, EngineSource)):
         names = {name for name in vars(wanted) if not name.startswith("_")}
         attributes = {
             "bytes_filtered",

@@ -145,12 +145,12 @@ def idle_delete(world: InMemoryMove) -> None:
     world.destination.bucket.delete_vbucket(0)
 
 
-def idle_death(world: InMemoryMove) -> None:
+def idle_dead(world: InMemoryMove) -> None:
     world.destination.bucket.vbucket(0).set_state(DEAD)
 
 
-@pytest.mark.parametrize("meddle", [idle_branch, idle_recreate, idle_delete, idle_death])
-def test_a_copy_that_was_meddled_with_is_fed_anew_though_the_source_is_idle(
+@pytest.mark.parametrize("meddle", [idle_branch, idle_recreate, idle_delete, idle_dead])
+def test_a_copy_that_was_changed_is_fed_again_though_the_source_is_idle(
     meddle: Callable[[InMemoryMove], None],
 ) -> None:
     world = InMemoryMove(Goal.REPLICATE, vbuckets=(0, 1))
@@ -287,9 +287,9 @@ def test_an_interrupted_takeover_goes_on() -> None:
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
 @pytest.mark.parametrize("killed", [False, True])
 def test_another_candidate_neither_goes_on_with_a_takeover_nor_undoes_it(goal: Goal, killed: bool) -> None:
-    """Its copy is pending too, from a takeover that broke off earlier; but the source died for somebody else.
+    """Its copy is pending too, from a takeover that broke off earlier; but the source has another successor.
 
-    So it is also if an operator has killed the source before, and it died for nobody at first.
+    The same holds if an operator made the source dead before, at first without a successor.
     """
     world = written()
     while world.states() != (ACTIVE, PENDING):
@@ -388,8 +388,8 @@ def test_what_the_source_undoes_alone_is_undone_though_the_destination_comes_bac
 
 
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
-def test_nobody_can_tell_what_a_destination_waited_for_that_waits_no_more(goal: Goal) -> None:
-    """An operator has made it a replica, or it was active and handed the vbucket on: only he knows."""
+def test_the_takeover_of_a_destination_that_is_no_longer_pending_is_unknown(goal: Goal) -> None:
+    """An operator made it a replica, or it was active and handed the vbucket on: only the operator knows."""
     world = written()
     while world.states() != (DEAD, PENDING):
         assert world.step()
@@ -436,7 +436,7 @@ def type_again(world: InMemoryMove, goal: Goal) -> None:
 
 
 def turn_round(world: InMemoryMove, goal: Goal) -> None:
-    """Whoever was the destination is the source of another mover."""
+    """The former destination is the source of another mover."""
     for link in Link:
         world.cut(link)
     world.nodes = {Link.SOURCE: world.destination, Link.DESTINATION: world.source}
@@ -447,7 +447,7 @@ def turn_round(world: InMemoryMove, goal: Goal) -> None:
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.REPLICATE])
 @pytest.mark.parametrize("successor", ["a->c", ""])
 def test_a_dead_destination_that_may_be_all_that_is_left_is_not_touched(goal: Goal, successor: str) -> None:
-    """The source was given up long ago and does not know it; its successor died, and nobody has its writes yet."""
+    """The source was given up and does not know it; its successor is dead, and no other copy has its writes."""
     world = written(Goal.REPLICATE)
     world.settle()
     destination = world.destination.bucket.vbucket(0)
@@ -464,7 +464,7 @@ def test_a_dead_destination_that_may_be_all_that_is_left_is_not_touched(goal: Go
 
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.REPLICATE])
 @pytest.mark.parametrize("more", [False, True])
-def test_a_dead_destination_is_fed_by_whoever_shares_all_of_it(goal: Goal, more: bool) -> None:
+def test_a_dead_destination_is_fed_by_a_source_that_shares_all_of_it(goal: Goal, more: bool) -> None:
     """The source was promoted from its replica, and may know its branch but not how that ended."""
     world = written(Goal.REPLICATE)
     world.settle()
@@ -496,7 +496,7 @@ def test_what_was_taken_over_may_come_back(goal: Goal, count: int, newer: list[b
     assert world.contents(Link.SOURCE) == world.contents(Link.DESTINATION)
 
 
-def test_a_takeover_that_has_not_killed_the_source_needs_nobody_to_be_undone() -> None:
+def test_a_takeover_whose_source_is_not_dead_is_undone_without_its_destination() -> None:
     world = written()
     world.reachable[Link.DESTINATION] = False
     world.mover.undo(0)
@@ -539,7 +539,7 @@ def test_what_is_over_is_not_repeated_though_the_destination_has_forgotten_it(go
 
 
 @pytest.mark.parametrize("goal", [Goal.TAKE_OVER, Goal.UNDO])
-def test_what_is_over_is_not_repeated_though_nobody_has_told_the_source(goal: Goal) -> None:
+def test_a_finished_takeover_is_not_repeated_though_the_source_was_not_told(goal: Goal) -> None:
     """The mover was killed before that; the destination has handed the vbucket on, is about to get it back, and is fed
     by the dead source once more."""
     first, second, third = (InMemoryNode(vbuckets=4) for _ in range(3))
@@ -590,7 +590,7 @@ def test_the_new_map_does_not_wait_for_the_disk_of_a_source_that_has_not_heard_h
 
 
 def test_a_promotion_behind_the_movers_back_is_not_overruled() -> None:
-    """Who was made replica while *active* was on its way stays that: the source may be active again."""
+    """A copy that was made a replica while *active* was on its way stays one: the source may be active again."""
     world = written()
     while world.states() != (DEAD, PENDING):
         assert world.step()

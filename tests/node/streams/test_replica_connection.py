@@ -299,8 +299,8 @@ def test_a_mover_neither_ends_nor_begins_the_reign_of_a_copy(
 def test_a_mover_makes_nothing_active_in_the_place_of_what_was_deleted(
     node: InMemoryNode, flags: dcp.OpenFlag, created_again: bool
 ) -> None:
-    """At the source it wanted to undo, at the destination to have confirmed, what somebody else has brought to an end:
-    an empty copy would be active beside whoever holds everything."""
+    """A mover wants to undo at the source, or to confirm at the destination, a takeover that another mover has ended:
+    an empty copy would be active beside the one that holds everything."""
     peer = node.connect().open(b"move", flags=flags)
     node.bucket.delete_vbucket(0)
     if created_again:
@@ -318,7 +318,7 @@ def test_a_mover_makes_nothing_active_in_the_place_of_what_was_deleted(
     assert node.bucket.vbucket(0).state is VbucketState.ACTIVE
 
 
-def test_a_mover_makes_a_source_active_again_that_died(node: InMemoryNode) -> None:
+def test_a_mover_makes_a_dead_source_active_again(node: InMemoryNode) -> None:
     peer = node.connect().open(b"move", flags=dcp.OpenFlag.PRODUCER)
     node.bucket.vbucket(1).set_state(VbucketState.DEAD, successor="move")
     (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE))
@@ -328,14 +328,14 @@ def test_a_mover_makes_a_source_active_again_that_died(node: InMemoryNode) -> No
 
 
 @pytest.mark.parametrize("successor", ["move", "other"])
-def test_a_mover_tells_a_source_that_died_for_it_to_stay_so(node: InMemoryNode, successor: str) -> None:
+def test_a_mover_tells_its_dead_source_to_stay_dead(node: InMemoryNode, successor: str) -> None:
     peer = node.connect().open(b"move", flags=dcp.OpenFlag.PRODUCER)
     source = node.bucket.vbucket(1)
     source.set_state(VbucketState.DEAD, successor=successor)
     (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.DEAD))
     assert isinstance(answer, Response)
     assert answer.status is Status.SUCCESS
-    assert source.may_hand_over_to(successor) is (successor == "other"), "what died for another is none of its business"
+    assert source.may_hand_over_to(successor) is (successor == "other"), "a source with another successor is left alone"
     (answer,) = peer.send(memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE))
     assert isinstance(answer, Response)
     assert answer.status is Status.KEY_EEXISTS
@@ -360,7 +360,7 @@ def test_a_mover_kills_no_source(node: InMemoryNode, left: VbucketState | None) 
 def test_a_stream_that_ends_well_under_a_copy_that_has_another_role_leaves_it(
     node: InMemoryNode, now: VbucketState
 ) -> None:
-    """That nobody has told the connection yet is no reason to believe that the copy is whole, nor to keep it."""
+    """The connection has not been told yet, but must not take the copy for consistent, nor keep it."""
     peer, opaque = opened(node, "upr")
     peer.send(*of(opaque, upr.SnapshotMarker(), upr.Mutation(by_seqno=1, key=b"a", value=b"1", cas=5)))
     vbucket = node.bucket.vbucket(0)

@@ -56,7 +56,7 @@ class World(InMemoryReplication):
     def close(self) -> None:
         if 0 in self.wires.producer.streams and 0 in self.wires.replica.consumer.streams:
             self.close_stream()
-            if self.draft:  # they cannot close a stream: whoever wants no more of it leaves
+            if self.draft:  # they cannot close a stream: the consumer disconnects
                 self.cut()
 
     def branch(self) -> None:
@@ -222,11 +222,11 @@ def test_the_old_owner_goes_back_to_where_its_promoted_replica_branched(speaking
     shared = world.contents(world.here)
     assert world.same()
     world.cut()
-    for key in (b"k1", b"lost"):  # nobody but the old owner ever sees these
+    for key in (b"k1", b"lost"):  # only the old owner ever sees these
         world.write(key)
     world.delete(b"k2")
     if speaking == "upr":
-        # Without bounds the replica knows only by the next marker, or the end, that it was whole.
+        # Without bounds the replica knows only by the next marker, or the end, that it was consistent.
         world.there.complete_snapshot()
     world.there.set_state(VbucketState.ACTIVE)
     world.here.set_state(VbucketState.REPLICA)

@@ -172,7 +172,7 @@ def streaming(node: EmbeddedNode) -> list[StreamingSession]:
 
 
 @pytest.mark.parametrize("kind", ["dcp", "persisted", "tap"])
-def test_nothing_of_a_connection_stays_where_nobody_writes(kind: str) -> None:
+def test_nothing_of_a_connection_stays_without_writes(kind: str) -> None:
     with start(vbuckets=2) as node:
         visits = [visit(node, kind, b"%d" % number) for number in range(3)]
 

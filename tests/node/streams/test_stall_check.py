@@ -42,7 +42,7 @@ def stopped(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(node: InMemoryNode, seconds: int) -> list[str]:
     for _ in range(seconds):
         node.pass_by(1.0)
-        node.state.stream_watch.look(node.state, node.clock())
+        node.state.stall_check.look(node.state, node.clock())
     return problems(node.state)
 
 
@@ -71,7 +71,7 @@ def test_a_stream_that_stands_still_is_a_problem(node: InMemoryNode, monkeypatch
     assert watched(node, 1) == []
 
 
-def test_who_stopped_reading_is_named(node: InMemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_stopped_reading_is_named(node: InMemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = streaming(node)
     stopped(peer, monkeypatch)
     assert peer.session.stream is not None
@@ -84,7 +84,7 @@ def test_who_stopped_reading_is_named(node: InMemoryNode, monkeypatch: pytest.Mo
     assert watched(node, 1) == []
 
 
-def test_who_waits_for_his_window_is_healthy(node: InMemoryNode) -> None:
+def test_a_stream_that_waits_for_its_window_is_healthy(node: InMemoryNode) -> None:
     streaming(node, dcp.Control(key=b"connection_buffer_size", value=b"100"))
     node.write(0, *[b"%d" % number for number in range(1000)], value=b"v" * 1000)
     assert watched(node, 30) == []

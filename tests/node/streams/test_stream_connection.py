@@ -21,7 +21,7 @@ def test_a_stream_wakes_its_session_once_for_many_changes() -> None:
 
 
 class Sink:
-    """A transport that takes so many bytes and then blocks."""
+    """A transport that takes some bytes and then blocks."""
 
     def __init__(self, on_block: Callable[[], None]) -> None:
         self.written = 0
@@ -42,7 +42,7 @@ def turn(sink: Sink, peer: Peer) -> int:
     """Write one turn of a peer's streams."""
     session = peer.session
     assert session.stream is not None
-    return write_turn(sink, session.data_to_send(), session.stream, session.node.outbox)
+    return write_turn(sink, session.data_to_send(), session.stream, session.node.send_buffer)
 
 
 def test_a_transport_that_is_full_gets_one_piece_and_no_more() -> None:
@@ -84,7 +84,7 @@ def test_a_piece_that_filters_have_looked_at_is_a_turn() -> None:
     assert PIECE_BYTES < turn(Sink(lambda: None), peer) < 1.2 * PIECE_BYTES
 
 
-def test_whoever_does_not_read_answers_is_no_longer_listened_to() -> None:
+def test_requests_of_a_peer_that_does_not_read_answers_wait() -> None:
     node, peer = node_with_peer(b"a")
     stream = peer.session.stream
     assert stream is not None

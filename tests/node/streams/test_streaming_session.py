@@ -29,7 +29,7 @@ def test_after_the_end_nothing_happens() -> None:
     assert (stream.runs, stream.times) == (0, [])
 
 
-def test_a_stream_that_fails_ends_its_own_connection_and_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_that_fails_ends_its_own_connection_only(caplog: pytest.LogCaptureFixture) -> None:
     node = InMemoryNode()
     stream = PieceStream(node)
     seen = []

@@ -35,7 +35,7 @@ class Wire:
 def turn(wire: Wire) -> int:
     """Write one turn, as a connection does whose transport is not blocked."""
     stream = wire.stream
-    return write_turn(wire, stream.session.data_to_send(), stream, stream.node.outbox)
+    return write_turn(wire, stream.session.data_to_send(), stream, stream.node.send_buffer)
 
 
 def test_pieces_until_the_turn_is_over_and_no_more_than_the_transport_takes() -> None:

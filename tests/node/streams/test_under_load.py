@@ -76,7 +76,7 @@ def open_streams(peer: socket.socket, dialect: str, *vbuckets: int) -> None:
 @pytest.fixture(scope="module")
 def filled() -> Iterator[int]:
     """The port of a node with a million items to send."""
-    pc.equal(BACKFILL, LIVE)  # the first comparison imports pandas, for seconds in which nobody would read the stream
+    pc.equal(BACKFILL, LIVE)  # the first comparison imports pandas, for seconds in which the stream would not be read
     with served() as (port, _):
         fill(port, BACKFILL, BACKFILL_ITEMS, b"v" * VALUE_BYTES)
         yield port
@@ -109,7 +109,7 @@ def test_a_backfill_of_a_million_items_does_not_delay_a_live_change(filled: int,
 def test_nor_does_it_on_another_connection(
     filled: int, dialect: str, mutation: type[dcp.Mutation | upr_draft2.Mutation]
 ) -> None:
-    """Whoever reads the short header takes longer than it takes to send it: the backfill is only counted."""
+    """Reading the short header takes longer than sending it, so the test only counts the backfill."""
 
     def attempt() -> list[float]:
         with (

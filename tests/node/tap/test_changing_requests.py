@@ -144,7 +144,7 @@ NOW, TO_COME, ALL = (0, 0, ()), (None, 0, ()), (-(2**40), 0, ())
     last=TO_COME,
 )
 @given(first=WISHES, steps=STEPS, last=st.tuples(DATES, st.just(0), st.just(())))
-def test_who_asks_for_something_else_gets_what_it_was_promised(
+def test_a_client_with_another_request_gets_what_it_was_promised(
     first: tuple[int | None, int, tuple[int, ...]],
     steps: list[tuple[object, ...]],
     last: tuple[int | None, int, tuple[int, ...]],

@@ -1,4 +1,4 @@
-"""Registered TAP clients over restarts of their node, also such as nobody has asked for."""
+"""Registered TAP clients over restarts of their node, also over restarts by a crash."""
 
 import dataclasses
 import json
@@ -41,8 +41,8 @@ def registered(name: str = "client", flags: int = BACKFILL | ACK | REGISTERED, n
 
 
 def lost(client: TapClient) -> list[int]:
-    """The vbuckets in which nobody knows where the client stands."""
-    return [number for number, place in client.places.items() if place.position == LOST]
+    """The vbuckets in which the position of the client is unknown."""
+    return [number for number, place in client.positions.items() if place.position == LOST]
 
 
 # What the files hold
@@ -64,7 +64,7 @@ def test_what_is_kept_comes_back(tmp_path: Path, name: str) -> None:
         "reconnects",
         "done",
         "left_at",
-        "places",
+        "positions",
         "elsewhere",
     ):
         assert getattr(found, field) == getattr(client, field), field
@@ -72,7 +72,7 @@ def test_what_is_kept_comes_back(tmp_path: Path, name: str) -> None:
     assert list(TapRegistry(tmp_path / "clients").load(range(4))) == []
 
 
-def test_of_one_that_was_connected_nobody_knows_what_it_holds(tmp_path: Path) -> None:
+def test_the_position_of_a_client_that_was_connected_is_unknown(tmp_path: Path) -> None:
     client = registered()
     client.connected = True
     TapRegistry(tmp_path).keep(client)
@@ -87,7 +87,7 @@ def test_where_it_was_not_served_one_that_was_connected_stands_where_it_stood(tm
     client.connected, client.plan = True, dataclasses.replace(client.plan, vbuckets=(1,))
     TapRegistry(tmp_path).keep(client)
     (found,) = TapRegistry(tmp_path).load(range(4))
-    assert (lost(found), found.places[3], found.elsewhere) == ([1], PLACES[3], PLACES[3])
+    assert (lost(found), found.positions[3], found.elsewhere) == ([1], PLACES[3], PLACES[3])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_file_of_an_older_version_can_be_read(
         "dumping": client.plan.dump and not done,
     }
     # Whatever lies behind is owed, and what lies before was sent as far as it is new enough.
-    assert found.places == {
+    assert found.positions == {
         number: TapPosition(position=place, known=place.seqno, since=since, until=place.seqno, **served)
         for number, place in POSITIONS.items()
     }
@@ -190,7 +190,7 @@ class FailingDisk(TapRegistry):
 
 
 class Errands:
-    """A scheduler that does what is to be done beside the sessions when it is told to."""
+    """A scheduler that runs the work beside the sessions when the test asks for it."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], object]] = []
@@ -214,7 +214,7 @@ def service(disk: TapRegistry) -> InMemoryNode:
     return node
 
 
-def test_who_cannot_be_kept_is_refused_and_who_leaves_unkept_is_named(
+def test_a_client_that_cannot_be_stored_is_refused_and_one_that_leaves_unstored_is_named(
     disk: FailingDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = service(disk)
@@ -235,7 +235,7 @@ def test_who_cannot_be_kept_is_refused_and_who_leaves_unkept_is_named(
     assert sorted(lost(client)) == [0, 1, 2, 3]
 
 
-def test_who_cannot_be_forgotten_stays_registered(disk: FailingDisk) -> None:
+def test_a_client_that_cannot_be_forgotten_stays_registered(disk: FailingDisk) -> None:
     node = service(disk)
     peer = TapPeer(node, connect(NAME, ACK | REGISTERED))
     peer.run()
@@ -258,11 +258,11 @@ def test_nothing_is_sent_before_the_disk_knows_that_somebody_is_connected(
     node.write(1, b"a")
     peer = TapPeer(node, connect(NAME, BACKFILL | REGISTERED))
     assert peer.run() == []
-    assert brief(peer.peer.send(Noop())) == ["success"]  # nobody waits for it
+    assert brief(peer.peer.send(Noop())) == ["success"]  # it does not wait for the disk
     errands.run()
     assert [lost(client) for client in disk.load((1,))] == [[1]]
     assert brief(peer.run())[:2] == ["#initial_vbucket_stream", "a=v"]
-    # Who comes in its place waits for what is on its way, and only for the last of what follows.
+    # The client that replaces it waits for what is on its way, and only for the last of what follows.
     again = TapPeer(node, connect(NAME, BACKFILL | REGISTERED))
     for _ in range(5):
         again = TapPeer(node, connect(NAME, BACKFILL | REGISTERED))
@@ -274,7 +274,7 @@ def test_nothing_is_sent_before_the_disk_knows_that_somebody_is_connected(
     assert errands.due == []
 
 
-def test_who_has_somebody_forgotten_is_told_when_the_disk_has_done_it(
+def test_a_deregistration_is_confirmed_when_the_disk_has_done_it(
     disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, errands = service(disk), Errands()
@@ -407,7 +407,7 @@ def test_a_client_that_is_cut_by_a_stop_goes_on(data: Data) -> None:
         assert [each for each in brief(up_to(listener, b"two")) if "=" in each] == ["two=v"]
 
 
-def test_who_was_deregistered_stays_so(data: Data) -> None:
+def test_a_deregistered_client_stays_deregistered(data: Data) -> None:
     data.listen().__exit__()
     data.gone()
     with Client(data.served.port) as client:

@@ -168,7 +168,7 @@ def test_a_client_sees_what_its_flags_promise(flags: int, date: str, more: int) 
 
 
 @pytest.mark.parametrize("flags", [flags for flags in COMBINATIONS if not flags & TAKEOVER], ids=lambda f: f"0x{f:02x}")
-def test_checkpoints_come_to_those_who_asked_for_them_and_to_nobody_else(flags: int) -> None:
+def test_checkpoints_come_only_to_clients_that_asked_for_them(flags: int) -> None:
     for more in (0, CHECKPOINT):
         node = InMemoryNode()
         node.bucket.create_vbucket(1)

@@ -51,7 +51,7 @@ STEPS = st.lists(
 )
 
 
-#: Who asks for what comes, while there is nothing yet, gets everything, as long as the node knows him.
+#: A client that asks for future changes while the vbucket is empty gets everything, as long as the node knows it.
 FLAGS = st.sampled_from(
     [
         BACKFILL,
@@ -66,7 +66,7 @@ FLAGS = st.sampled_from(
 
 
 @settings(max_examples=examples(300), deadline=None)
-@example(  # a deletion that was sent and never arrived is purged; the client has acknowledged nothing, and stands at 0
+@example(  # a deletion that was sent and never arrived is purged; the client has acknowledged nothing and is at 0
     steps=[
         ("set", 1, b"a"),
         ("read", []),
@@ -163,7 +163,7 @@ LATE_STEPS = st.lists(
     window=5,
 )
 @given(steps=LATE_STEPS, flags=FLAGS, window=st.sampled_from([1, 3, 5, 10_000]))
-def test_who_answers_late_gets_everything_without_another_connection(
+def test_a_client_that_answers_late_gets_everything_without_another_connection(
     steps: list[tuple[object, ...]], flags: int, window: int
 ) -> None:
     node = InMemoryNode(tap_settings=dataclasses.replace(SETTINGS, window_messages_max=window))
@@ -188,7 +188,7 @@ TEMPORARY = st.lists(st.sampled_from([Status.SUCCESS, Status.ETMPFAIL, Status.EB
     written=st.lists(st.tuples(st.sampled_from(VBUCKETS), st.sampled_from(KEYS)), max_size=12),
     refused=st.lists(TEMPORARY, max_size=5),
 )
-def test_who_is_told_that_nothing_more_comes_holds_all_of_a_dump(
+def test_a_client_that_is_told_that_nothing_more_comes_holds_all_of_a_dump(
     written: list[tuple[int, bytes]], refused: list[list[Status | None]]
 ) -> None:
     node = InMemoryNode(tap_settings=SETTINGS)

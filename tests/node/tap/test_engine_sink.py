@@ -95,12 +95,12 @@ def test_a_locked_key_is_tried_again_later(node: InMemoryNode, sink: EngineTapSi
 
 
 @pytest.mark.parametrize("vbucket", [DEAD, 40])
-def test_who_is_not_here_takes_nothing(sink: EngineTapSink, vbucket: int) -> None:
+def test_a_dead_or_missing_copy_takes_nothing(sink: EngineTapSink, vbucket: int) -> None:
     with pytest.raises(NotMyVbucket):
         sink.store(change(vbucket))
 
 
-def test_a_dead_copy_keeps_what_its_heir_may_not_have(node: InMemoryNode) -> None:
+def test_a_dead_copy_keeps_what_its_successor_may_not_have(node: InMemoryNode) -> None:
     node.bucket.create_vbucket(20)
     node.write(20, b"k")
     node.bucket.vbucket(20).set_state(VbucketState.DEAD)

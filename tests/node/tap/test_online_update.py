@@ -42,7 +42,7 @@ def test_nothing_is_written_until_it_stops(node: InMemoryNode, caplog: pytest.Lo
         node.settle()
         assert (vbucket.persisted_seqno, update.running) == (3, False)
     assert len(caplog.records) == 2
-    assert all("for tests" in record.getMessage() for record in caplog.records)
+    assert all("use it in tests only" in record.getMessage() for record in caplog.records)
 
 
 def test_what_came_before_is_written_and_answered(node: InMemoryNode) -> None:
@@ -79,7 +79,7 @@ def test_all_that_came_since_can_be_taken_back(node: InMemoryNode) -> None:
     assert [value(node, key) for key in (b"a", b"b", b"c")] == [b"v", b"v", None]
     assert value(node, b"d", 2) is None
     assert vbucket.state is VbucketState.ACTIVE
-    assert vbucket.rollback_for(seen) == 2  # whoever has seen it learns that it is gone
+    assert vbucket.rollback_for(seen) == 2  # a consumer that has seen it learns that it is gone
     node.write(1, b"e")
     node.settle()
     assert vbucket.persisted_seqno == vbucket.high_seqno == 3

@@ -191,7 +191,7 @@ def test_names_that_are_no_text_are_told_from_those_that_look_like_them(node: In
     assert [peer.closed for peer in peers] == [True, False, False]
 
 
-def test_the_name_that_was_made_up_for_somebody_is_his(node: InMemoryNode) -> None:
+def test_a_name_that_was_made_up_belongs_to_its_client(node: InMemoryNode) -> None:
     nameless = client(node, name=b"")
     nameless.run()
     named = client(node, name=b"anon_1")
@@ -255,7 +255,7 @@ def test_without_acknowledgements_nothing_counts_as_received(node: InMemoryNode)
     assert brief(client(node, BACKFILL).run()) == ["#initial_vbucket_stream", "a=v", "b=v", "#close_backfill"]
 
 
-def test_after_its_keep_alive_a_client_starts_anew(node: InMemoryNode) -> None:
+def test_after_its_keep_alive_a_client_starts_over(node: InMemoryNode) -> None:
     node.write(1, b"a")
     first = client(node)
     first.run()
@@ -264,7 +264,7 @@ def test_after_its_keep_alive_a_client_starts_anew(node: InMemoryNode) -> None:
     assert keys(client(node).run()) == ["a"]
 
 
-def test_who_asked_for_what_comes_misses_nothing_between_two_connections(node: InMemoryNode) -> None:
+def test_a_client_of_future_changes_misses_nothing_between_two_connections(node: InMemoryNode) -> None:
     node.write(1, b"old")
     first = client(node, ACK)
     first.run()
@@ -290,7 +290,7 @@ def test_who_asked_for_what_comes_misses_nothing_between_two_connections(node: I
 def test_a_later_date_leaves_out_nothing_that_was_not_acknowledged(
     node: InMemoryNode, flags: int, since: int | None, comes: list[str]
 ) -> None:
-    """Who asks for what comes from now on, each time that it connects, misses nothing."""
+    """A client that asks for future changes each time that it connects misses nothing."""
     node.write(1, b"old")
     node.pass_by(10)
     begun = int(node.clock())
@@ -320,7 +320,7 @@ def test_a_history_that_broke_meanwhile_means_everything_again(node: InMemoryNod
 
 
 @pytest.mark.parametrize("flags", [BACKFILL | ACK, BACKFILL], ids=["acknowledged", "without answers"])
-def test_who_begins_anew_learns_that_the_history_broke_too(node: InMemoryNode, flags: int) -> None:
+def test_a_client_that_starts_over_learns_that_the_history_broke_too(node: InMemoryNode, flags: int) -> None:
     node.pass_by(10)
     now = int(node.clock())
     first = client(node, flags, date=now)
@@ -581,7 +581,7 @@ def test_roles(node: InMemoryNode) -> None:
 @pytest.mark.parametrize(
     ("roles", "wanted"), [(Role.STREAM, Status.EACCESS), (Role.STREAM | Role.ADMIN, Status.SUCCESS)]
 )
-def test_who_takes_over_by_streams_decides_who_is_active_too(node: InMemoryNode, roles: Role, wanted: Status) -> None:
+def test_a_takeover_by_streams_needs_the_role_admin_too(node: InMemoryNode, roles: Role, wanted: Status) -> None:
     node.state.users = Users()
     peer = node.connect()
     peer.session.user = User("somebody", roles, {})
@@ -590,7 +590,7 @@ def test_who_takes_over_by_streams_decides_who_is_active_too(node: InMemoryNode,
     assert answer.status is wanted
 
 
-def test_who_calls_itself_like_an_anonymous_client_is_not_taken_for_one(node: InMemoryNode) -> None:
+def test_a_client_named_like_an_anonymous_one_is_not_taken_for_it(node: InMemoryNode) -> None:
     named = TapPeer(node, connect(b"anon_3", BACKFILL | ACK))
     named.run()
     nameless = [TapPeer(node, connect(b"", BACKFILL)) for _ in range(8)]

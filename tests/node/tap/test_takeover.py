@@ -1,7 +1,7 @@
 """A takeover over TAP between two processes, under write load, while one of them is killed.
 
-Whatever happens, at most one of the two is active, and once whoever moves the vbucket has asked both and settled it,
-every write that was acknowledged is there.
+Whatever happens, at most one of the two is active. Once the operator has asked both and made one of them active, it
+has every write that was acknowledged.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from upriver.wire.dialects.memcached import Get, GetVbucket, Set, SetVbucket, Vb
 VBUCKET = 1
 WRITTEN_BEFORE = 2000
 
-#: When one of the two dies: what the relay is about to pass on at that moment. The answer to *active* is the second one
-#: to a set vbucket; the first, to *pending*, has a small number.
+#: When one of the two is killed: the message that the relay is about to pass on. The answer to *active* is the second
+#: one to a set vbucket; the first, to *pending*, has a small number.
 MOMENTS: dict[str, Callable[[Message], bool]] = {
     "in the backfill": lambda message: isinstance(message, tap.Mutation) and message.opaque > WRITTEN_BEFORE // 2,
     "before it is active": lambda message: isinstance(message, tap.SetVbucket) and message.state is VbucketState.ACTIVE,
@@ -103,18 +103,18 @@ def _age(value: bytes) -> tuple[bytes, int]:
 
 @contextlib.contextmanager
 def killed_at(moment: str, victim: NodeProcess, relay_ports: tuple[int, int]) -> Iterator[threading.Event]:
-    """A takeover in which the victim dies when the moment has come."""
-    died = threading.Event()
+    """A takeover in which the victim is killed at this moment."""
+    killed = threading.Event()
 
     def look(message: Message) -> None:
-        if not died.is_set() and MOMENTS[moment](message):
+        if not killed.is_set() and MOMENTS[moment](message):
             victim.process.kill()
             victim.process.wait()
-            died.set()
+            killed.set()
 
     with Relay(*relay_ports, connect(b"mover", TAKEOVER | ACK | LIST, vbuckets=(VBUCKET,)), look) as relay:
-        wait_until(died.is_set, f"the moment {moment}")
-        yield died
+        wait_until(killed.is_set, f"the moment {moment}")
+        yield killed
         wait_until(lambda: relay.ended, "the relay has noticed")
 
 
@@ -144,7 +144,7 @@ def test_never_two_active_and_nothing_lost(victim: str, moment: str, tmp_path: P
         assert list(states.values()).count(VbucketState.ACTIVE) <= 1, states
         if states["destination"] is VbucketState.ACTIVE:
             owner = "destination"
-        else:  # it was asked and is not active: so the source may be again, and nobody makes the other one active
+        else:  # it was asked and is not active: so the source may be, and the destination stays inactive
             owner = "source"
             if states["destination"] is not None:
                 set_state(nodes["destination"], VbucketState.DEAD)
@@ -153,7 +153,7 @@ def test_never_two_active_and_nothing_lost(victim: str, moment: str, tmp_path: P
         check(nodes[owner], writer.acknowledged)
 
 
-def test_a_takeover_that_nobody_disturbs_loses_nothing(tmp_path: Path) -> None:
+def test_an_undisturbed_takeover_loses_nothing(tmp_path: Path) -> None:
     with serve(tmp_path / "source") as source, serve(tmp_path / "destination") as destination:
         writer = Writer(source.port)
         writer.fill()

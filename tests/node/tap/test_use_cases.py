@@ -42,7 +42,7 @@ def clients_of(which: EmbeddedNode) -> int:
 
 
 def stands_at(nodes: list[EmbeddedNode], total: int) -> bool:
-    """Have all of them together seen so many changes?"""
+    """Have all of them together seen this many changes?"""
     return sum(ask(each, lambda vbucket: vbucket.high_seqno) for each in nodes) == total
 
 

@@ -3,11 +3,15 @@
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.cluster.node_queries import (
     VbucketStatus,
+    VisibleEnd,
+    active_seqnos,
     active_vbuckets,
     failover_logs,
+    item_counts,
     owners,
     statistics,
     vbuckets_of,
+    visible_ends,
 )
 from upriver.client.cluster.single_node import SingleNode
 
@@ -15,9 +19,13 @@ __all__ = [
     "Cluster",
     "SingleNode",
     "VbucketStatus",
+    "VisibleEnd",
+    "active_seqnos",
     "active_vbuckets",
     "failover_logs",
+    "item_counts",
     "owners",
     "statistics",
     "vbuckets_of",
+    "visible_ends",
 ]

@@ -69,7 +69,7 @@ class Cluster:
             return known
 
     async def fresh_connection(
-        self, endpoint: Endpoint, *, receive_bytes: int | None = None, greeting: bool = True, tokens: bool = False
+        self, endpoint: Endpoint, *, receive_bytes: int | None = None, handshake: bool = True, tokens: bool = False
     ) -> Connection:
         """Open a new connection to a node, which the caller closes."""
         sizes = {} if receive_bytes is None else {"receive_bytes": receive_bytes}
@@ -80,7 +80,7 @@ class Cluster:
             self.address,
             agent=self._agent,
             timeout_s=self._connect_timeout_s,
-            greeting=greeting,
+            handshake=handshake,
             tokens=tokens,
             **sizes,
         )

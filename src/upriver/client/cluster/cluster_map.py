@@ -27,6 +27,8 @@ class ClusterMap:
     #: For each vbucket the index of its owner in ``endpoints``; -1 for none.
     owners: tuple[int, ...]
     bucket: str = ""
+    #: Identifies the bucket; nodes that share a map share it.
+    bucket_uuid: str = ""
 
     @classmethod
     def parse(cls, encoded: bytes, host: str, *, tls: bool = False) -> "ClusterMap":
@@ -48,11 +50,17 @@ class ClusterMap:
             endpoints = _with_tls_ports(endpoints, config.get("nodesExt", []), host)
         owners = tuple(int(chain[0]) for chain in servers["vBucketMap"])
         if len(endpoints) > NODES_MAX or not 0 < len(owners) <= VBUCKETS_MAX:
-            raise ValueError(f"{len(endpoints)} nodes and {len(owners)} vbuckets")
-        if any(not -1 <= owner < len(endpoints) for owner in owners):
-            raise ValueError("a vbucket has an owner that is not in the list of nodes")
+            found = f"{len(endpoints)} nodes and {len(owners)} vbuckets"
+            raise ClusterMapError(
+                f"the cluster map is invalid: it has {found}; up to {NODES_MAX} and 1 to {VBUCKETS_MAX} are possible"
+            )
+        for vbucket, owner in enumerate(owners):
+            if not -1 <= owner < len(endpoints):
+                raise ClusterMapError(
+                    f"the cluster map is invalid: vbucket {vbucket} belongs to node {owner} of {len(endpoints)}"
+                )
         revision = int(config.get("revEpoch", 0)), int(config["rev"])
-        return cls(revision, endpoints, owners, str(config.get("name", "")))
+        return cls(revision, endpoints, owners, str(config.get("name", "")), str(config.get("uuid", "")))
 
     @property
     def vbuckets(self) -> int:

@@ -1,7 +1,7 @@
 """Updates the cluster map while vbuckets move: one map with both nodes, and a new revision for each moved vbucket.
 
 A node that never received a map has its own, with itself alone. The first move merges both maps: it takes the newer one
-and adds the missing node.
+and adds the missing node. If neither node ever received a map, the bucket keeps the uuid that it has at the source.
 """
 
 import asyncio
@@ -140,6 +140,8 @@ def joined(first: Config, second: Config, source: Endpoint, destination: Endpoin
             f"{source} has {counts[0]} vbuckets and {destination} has {counts[1]}; both need the same number"
         )
     config = copy.deepcopy(max(first, second, key=revision))
+    if revision(config)[0] < PUSHED_EPOCH and "uuid" in first:
+        config["uuid"] = first["uuid"]  # the bucket is that of the source: its consumers must recognise it
     rows = config["vBucketServerMap"]["vBucketMap"]
     for endpoint, own in ((source, first), (destination, second)):
         if place_of(config, endpoint) is None:

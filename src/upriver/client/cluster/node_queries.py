@@ -2,18 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.transport.address import Endpoint
 from upriver.client.transport.connection import REQUEST_TIMEOUT_S, Connection
-from upriver.errors import NotMyVbucket, TimedOut, WireError
+from upriver.errors import KeyNotFound, NotMyVbucket, TimedOut, WireError
 from upriver.model import FailoverEntry, FailoverLog, VbucketState
 from upriver.wire import memcached
 from upriver.wire.dialects.memcached import GetAllVbucketSeqnos, GetFailoverLog, Stat
 
 _ENTRY_BYTES: Final = 16
+_KEY_BYTES_MAX: Final = 250
+_ENDS: Final = "vbucket-ends"
 _STATES: Final = {state.value: state for state in VbucketState}
 _SEQNOS: Final = re.compile(r"vb_(\d+):(high_seqno|last_persisted_seqno|purge_seqno|uuid)")
 
@@ -64,6 +66,45 @@ async def active_seqnos(connection: Connection) -> dict[int, int]:
     """The vbuckets that are active on a node, each with its high seqno."""
     request = GetAllVbucketSeqnos(state=memcached.VbucketState.ACTIVE)
     return _seqnos_in((await connection.ask(request)).value)
+
+
+async def item_counts(connection: Connection) -> dict[int, int]:
+    """The number of items and tombstones of each vbucket; empty if the node cannot tell."""
+    if not connection.is_upriver_node:
+        return {}
+    try:
+        text = (await statistics(connection, "vbucket-items")).get("items", "")
+    except KeyNotFound:  # an earlier version
+        return {}
+    lines = (map(int, line.split(" ")) for line in text.split("\n") if line)
+    return {number: items + tombstones for number, items, tombstones in lines}
+
+
+class VisibleEnd(NamedTuple):
+    """The end of a range, and the number of changes that it delivers."""
+
+    end_seqno: int
+    changes: int
+
+
+async def visible_ends(connection: Connection, asked: Mapping[int, tuple[int, int]]) -> dict[int, VisibleEnd]:
+    """The last ends of ranges that deliver a limited number of changes; empty if the node cannot tell.
+
+    ``asked`` has the start of each vbucket's range and the limit.
+    """
+    if not asked or not connection.is_upriver_node:
+        return {}
+    groups = [_ENDS]
+    for number, (after, most) in asked.items():
+        argument = f" {number}:{after}:{most}"
+        if len(groups[-1]) + len(argument) > _KEY_BYTES_MAX:
+            groups.append(_ENDS)
+        groups[-1] += argument
+    try:
+        found = await asyncio.gather(*(statistics(connection, group) for group in groups))
+    except KeyNotFound:  # an earlier version
+        return {}
+    return {int(number): VisibleEnd(*map(int, value.split(" "))) for pairs in found for number, value in pairs.items()}
 
 
 async def owners(cluster: Cluster, wanted: Sequence[int] | None = None) -> dict[Endpoint, list[int]]:

@@ -8,7 +8,7 @@ from upriver.client.consumer.end_positions import EndPositions
 from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.feed_factory import FeedFactory
 from upriver.client.consumer.progress import Progress
-from upriver.client.consumer.settings import DIALECTS, DRAFTS, ConsumerSettings, default_name
+from upriver.client.consumer.settings import DIALECTS, DRAFTS, ColumnName, ConsumerSettings, DialectName, default_name
 from upriver.client.consumer.stream_supervisor import StreamPolicy, StreamSupervisor
 from upriver.client.consumer.tracked_vbuckets import POLICIES, Policy, TrackedVbuckets
 from upriver.protocol.consumer import Run
@@ -18,9 +18,11 @@ __all__ = [
     "DRAFTS",
     "POLICIES",
     "Batch",
+    "ColumnName",
     "Consumer",
     "ConsumerSettings",
     "DeliveryQueue",
+    "DialectName",
     "EndPositions",
     "Feed",
     "FeedFactory",

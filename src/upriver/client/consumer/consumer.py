@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.cluster_map import ClusterMap
 from upriver.client.consumer.batches import Batch, VbucketEvent
 from upriver.client.consumer.checkpoint import Checkpoint
 from upriver.client.consumer.delivery_queue import DeliveryQueue
@@ -48,7 +49,7 @@ class Consumer:
                 print(len(batch), batch.records)
     """
 
-    #: What the consumer was told, with all defaults filled in.
+    #: The settings, with all defaults filled in.
     settings: ConsumerSettings
     #: The connections that find the streams, and the cluster map that the consumer follows.
     cluster: Cluster
@@ -79,6 +80,11 @@ class Consumer:
         from upriver.client.sync.consumer import SyncConsumer
 
         return SyncConsumer(address, checkpoint=checkpoint, **settings)
+
+    @property
+    def cluster_map(self) -> ClusterMap:
+        """The newest known cluster map."""
+        return self.cluster.map
 
     # Beginning and end
 

@@ -1,6 +1,5 @@
 """Opens connections that are ready for streams."""
 
-from upriver import wire
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.consumer.feed import RECEIVE_BYTES, Feed, FeedOwner, FeedReceiver
 from upriver.client.consumer.settings import DRAFTS, ConsumerSettings
@@ -17,7 +16,7 @@ from upriver.errors import (
     UnknownCommand,
 )
 from upriver.protocol.consumer import ConsumerOptions
-from upriver.wire import MEMCACHED, dcp
+from upriver.wire import DIALECTS, MEMCACHED, dcp
 
 
 class FeedFactory:
@@ -55,9 +54,9 @@ class FeedFactory:
 
     async def _open_draft(self, endpoint: Endpoint, settings: ConsumerSettings, owner: FeedOwner) -> Feed:
         """Drafts have no open command and no settings, and with the 12-byte header no handshake."""
-        draft = wire.DIALECTS[settings.dialect]
+        draft = DIALECTS[settings.dialect]
         connection = await self._cluster.fresh_connection(
-            endpoint, receive_bytes=self._receive_bytes, greeting=draft.framing is MEMCACHED
+            endpoint, receive_bytes=self._receive_bytes, handshake=draft.framing is MEMCACHED
         )
         options = ConsumerOptions(
             window_bytes=0, noop_interval_s=0, expirations=False, dialects=("upr",), acks_late=True

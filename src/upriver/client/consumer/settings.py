@@ -6,7 +6,7 @@ import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal, TypedDict, get_args
 
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.tracked_vbuckets import POLICIES, Policy
@@ -17,8 +17,13 @@ from upriver.model import CHANGES, StreamPosition
 Start = Literal["earliest", "latest"] | Mapping[int, StreamPosition | Progress]
 End = Literal["never", "latest"] | Mapping[int, int]
 
+DialectName = Literal["dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3", "tap"]
+DIALECTS: Final[tuple[DialectName, ...]] = get_args(DialectName)
 DRAFTS: Final = ("upr_draft1", "upr_draft2", "upr_draft3")
-DIALECTS: Final = ("dcp", "upr", *DRAFTS, "tap")
+#: The columns of a change; a test compares them with the schema.
+ColumnName = Literal[
+    "vbucket", "event", "seqno", "rev_seqno", "cas", "flags", "expiry", "lock_time", "datatype", "key", "value"
+]
 WINDOW_BYTES: Final = 16 * 1024 * 1024
 NOOP_INTERVAL_S: Final = 30.0
 STALL_S: Final = 60.0
@@ -32,7 +37,7 @@ def default_name() -> str:
 class ConsumerArguments(TypedDict, total=False):
     """The fields of ``ConsumerSettings`` as keyword arguments, for type checkers."""
 
-    dialect: str
+    dialect: DialectName
     vbuckets: Iterable[int] | None
     start: Start
     end: End
@@ -44,7 +49,7 @@ class ConsumerArguments(TypedDict, total=False):
     history: bool
     exact_end: bool | None
     active_only: bool
-    columns: tuple[str, ...]
+    columns: tuple[ColumnName, ...]
     stream_port: int | None
     name: str
     window_bytes: int
@@ -60,7 +65,7 @@ class ConsumerSettings:
     """The options of a ``Consumer``."""
 
     #: The dialect to speak.
-    dialect: str = "dcp"
+    dialect: DialectName = "dcp"
     #: The vbuckets to follow; None for all.
     vbuckets: Iterable[int] | None = None
     #: Start at the beginning, at the current end, or at a position for each vbucket.
@@ -84,7 +89,7 @@ class ConsumerSettings:
     #: Read only active copies. Otherwise read any copy that the map names, which may be behind and never advance.
     active_only: bool = True
     #: The columns of the changes to decode.
-    columns: tuple[str, ...] = tuple(CHANGES.names)
+    columns: tuple[ColumnName, ...] = tuple(CHANGES.names)
     #: The port for stream requests, if it differs from the node's port: a listener of one draft, for instance.
     stream_port: int | None = None
     #: The name of the connections in the source's statistics. In `tap` the source remembers the consumer by it. A given
@@ -123,14 +128,17 @@ class ConsumerSettings:
         unknown = [name for name in self.columns if name not in CHANGES.names]
         if unknown:
             raise InvalidArguments(f"unknown column {', '.join(unknown)}; choose from {', '.join(CHANGES.names)}")
-        if self.window_bytes < 0 or self.noop_interval_s < 0 or self.stall_s <= 0:
-            raise InvalidArguments("window_bytes and noop_interval_s must not be negative, stall_s must be positive")
+        for name, amount in (("window_bytes", self.window_bytes), ("noop_interval_s", self.noop_interval_s)):
+            if amount < 0:
+                raise InvalidArguments(f"{name} must be 0 or more, not {amount:g}")
+        if self.stall_s <= 0:
+            raise InvalidArguments(f"stall_s must be positive, not {self.stall_s:g}")
         if self.patience_s is not None and not self.patience_s > 0:
             raise InvalidArguments(f"patience_s must be positive, not {self.patience_s:g}")
         if self.vbuckets is not None:
             wanted = sorted(set(self.vbuckets))
             if not wanted or wanted[0] < 0 or wanted[-1] > 0xFFFF:
-                raise InvalidArguments("vbuckets must be one or more numbers from 0 to 65535")
+                raise InvalidArguments(f"vbuckets must be one or more numbers from 0 to 65535, not {_ends(wanted)}")
             object.__setattr__(self, "vbuckets", tuple(wanted))
         object.__setattr__(self, "is_named", bool(self.name))
         object.__setattr__(self, "name", self.name or default_name())
@@ -193,3 +201,7 @@ class ConsumerSettings:
         if self.exact_end or (self.exact_end is None and self.end != "never"):
             wanted["exact_end"] = "true"
         return wanted
+
+
+def _ends(numbers: list[int]) -> str:
+    return f"{numbers[0]} to {numbers[-1]}" if numbers else "an empty list"

@@ -80,7 +80,7 @@ class StreamPolicy:
         return self.settings.active_only and not feed.speaks_dcp
 
     async def prepare(self, feed: Feed, connection: Connection, vbuckets: Sequence[int]) -> None:
-        """Called before streams are requested from a node that was asked for its active vbuckets."""
+        """Called before streams are requested from a node that was asked for its active vbuckets; may finish some."""
 
     def accepted(self, feed: Feed, stream: ConsumerStream, end_seqno: int) -> str:
         """A stream was accepted up to ``end_seqno``. A reason makes the supervisor request it again.
@@ -334,6 +334,7 @@ class StreamSupervisor:
         if must_check:
             numbers = await self._active_among(numbers, endpoint)
             await self._policy.prepare(feed, await self._cluster.connection(endpoint), numbers)
+            numbers = [number for number in numbers if number in self._policy.ends.unfinished]
         if not feed.connection.is_open:  # ``feed_lost`` did not know of these vbuckets
             self.retry(numbers, endpoint, f"the connection to {endpoint} is lost")
             return

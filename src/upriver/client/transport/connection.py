@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from upriver import __version__
 from upriver.client.transport.address import Address, Endpoint
-from upriver.client.transport.handshake import greet
+from upriver.client.transport.handshake import shake_hands
 from upriver.client.transport.replies import Reply, ReplyReader
 from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, WireError
 from upriver.model import inflated, plain
@@ -122,10 +122,10 @@ class Connection(asyncio.BufferedProtocol):
         agent: str = AGENT,
         receive_bytes: int = RECEIVE_BYTES,
         timeout_s: float = CONNECT_TIMEOUT_S,
-        greeting: bool = True,
+        handshake: bool = True,
         tokens: bool = False,
     ) -> "Connection":
-        """Connect and, with ``greeting``, send hello, log in and select the bucket."""
+        """Connect and, with ``handshake``, send hello, log in and select the bucket."""
         loop = asyncio.get_running_loop()
         context = tls_context(address) if address.tls else None
         try:
@@ -138,21 +138,23 @@ class Connection(asyncio.BufferedProtocol):
                     server_hostname=endpoint.host if context else None,
                 )
         except TimeoutError:
-            raise Unreachable(str(endpoint), f"no connection within {timeout_s:g} s") from None
+            why = f"no connection within {timeout_s:g} s; check the address and the network"
+            raise Unreachable(str(endpoint), why) from None
         except ssl.SSLCertVerificationError as error:
             raise Unreachable(str(endpoint), f"the certificate is not trusted: {error.verify_message}") from None
         except ssl.SSLError as error:
             why = f"the TLS handshake failed: {error.reason or error}; check that this port speaks TLS"
             raise Unreachable(str(endpoint), why) from None
         except OSError as error:
-            hint = "; check that this port speaks TLS" if context and isinstance(error, ConnectionResetError) else ""
-            raise Unreachable(str(endpoint), f"cannot connect: {reason(error)}{hint}") from None
+            is_plain = context is not None and isinstance(error, ConnectionResetError)
+            hint = "check that this port speaks TLS" if is_plain else "check the address, and that a node runs there"
+            raise Unreachable(str(endpoint), f"cannot connect: {reason(error)}; {hint}") from None
         except (ValueError, OverflowError) as error:  # a cluster map may contain an invalid host or port
-            raise Unreachable(str(endpoint), f"cannot connect: {error}") from None
-        if greeting:
+            raise Unreachable(str(endpoint), f"cannot connect: {error}; check the address") from None
+        if handshake:
             try:
                 ask = partial(connection.ask, timeout_s=timeout_s)
-                connection.features = await greet(ask, endpoint, address, agent, tokens=tokens)
+                connection.features = await shake_hands(ask, endpoint, address, agent, tokens=tokens)
             except BaseException:
                 await connection.close()
                 raise

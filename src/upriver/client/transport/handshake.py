@@ -24,7 +24,7 @@ ITERATIONS_MAX: Final = 1_000_000
 WANTED: Final = (Feature.UPRIVER, Feature.XERROR, Feature.SELECT_BUCKET, Feature.JSON, Feature.SNAPPY)
 
 
-async def greet(
+async def shake_hands(
     ask: Ask, endpoint: Endpoint, address: Address, agent: str, *, tokens: bool = False
 ) -> frozenset[Feature]:
     """Do the handshake and return the granted features. With ``tokens``, replies to writes carry uuid and seqno."""

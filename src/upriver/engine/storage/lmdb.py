@@ -34,6 +34,7 @@ from isal.isal_zlib import crc32  # the CRC-32 of zlib, three times as fast
 from upriver.engine.storage.interface import Block, Storage, WriteBatch
 from upriver.engine.storage.lmdb_check import Damaged, check_pages
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
+from upriver.files import sync
 from upriver.model import PREFIX, SEQNO_OFFSET, aligned, size_at
 
 log = logging.getLogger(__name__)
@@ -159,10 +160,10 @@ class LmdbStorage(Storage):
             with self._held():
                 self._env.copy(path, compact=True)
             self._mark_as_copy(path)
-            _sync(target / DATA_FILE)
+            sync(target / DATA_FILE)
             (target / LOCK_FILE).write_bytes(self._signature())
-            _sync(target / LOCK_FILE)
-            _sync(target)
+            sync(target / LOCK_FILE)
+            sync(target)
         except (lmdb.Error, OSError) as error:
             raise StorageError(path, f"cannot write the backup: {error}") from error
 
@@ -301,7 +302,7 @@ class LmdbStorage(Storage):
         if signature in (b"", self._signed):
             return
         with suppress(OSError):  # the next commit tries again
-            _sync(Path(self.path))
+            sync(Path(self.path))
             os.pwrite(self._lock, signature, 0)
             os.ftruncate(self._lock, len(signature))
             os.fsync(self._lock)
@@ -481,11 +482,3 @@ def cut(records: bytes, seqno: int) -> bytes:
             break
         offset += aligned(size_at(records, offset))
     return records[:offset]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

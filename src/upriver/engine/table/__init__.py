@@ -9,8 +9,8 @@ from upriver.errors import NotCompiled
 
 try:
     from upriver.engine.table._table import Ledger, StoredItem, Table, collect, replay, stored_value
-except ImportError:
-    raise NotCompiled("upriver.engine.table._table") from None
+except ImportError as error:
+    raise NotCompiled.after("upriver.engine.table._table", error) from None
 
 __all__ = [
     "KEY_BYTES_MAX",

@@ -1,6 +1,6 @@
 /* Handing columns over to Arrow through its C data interface: https://arrow.apache.org/docs/format/CDataInterface.html
  *
- * One block holds the contents of all columns and their description; Arrow releases it when nobody uses it any more. */
+ * One block holds the contents of all columns and their description; Arrow releases it after its last use. */
 #ifndef UPRIVER_ENGINE_ARROW_H
 #define UPRIVER_ENGINE_ARROW_H
 

@@ -69,6 +69,15 @@ static inline uint64_t hash_key(const char *key, size_t size, uint64_t seed) {
     return h ^ (h >> 29);
 }
 
+/* The number of set bits from ``first`` to ``last``, both excluded and included like a range of seqnos: (first, last]. */
+static inline uint64_t count_bits(const uint64_t *bits, uint64_t first, uint64_t last) {
+    uint64_t count = 0, word = (first + 1) >> 6, end = last >> 6;
+    uint64_t mask = ~0ull << ((first + 1) & 63);
+    if (first >= last) return 0;
+    for (; word < end; word++, mask = ~0ull) count += (uint64_t)__builtin_popcountll(bits[word] & mask);
+    return count + (uint64_t)__builtin_popcountll(bits[end] & mask & (~0ull >> (63 - (last & 63))));
+}
+
 /* Some libraries, ISA-L's CRC-32 for one, leave the upper halves of the vector registers in use. From then on code that
  * is compiled for all x86-64 processors, as this is, waits in vector instructions for their former contents: a row of a
  * batch takes 1.5 times as long. Long loops therefore clear the upper halves first; the lower halves stay. */

@@ -70,7 +70,7 @@ class Table:
     persisted_seqno: int
     #: ``collect`` has taken everything up to here; the disk has not confirmed it yet.
     flushing_seqno: int
-    #: Everything up to here stands in blocks, from which single values can be read back.
+    #: Everything up to here is stored in blocks, from which single values can be read back.
     checkpointed_seqno: int
     snapshot_start: int
     snapshot_end: int
@@ -237,7 +237,7 @@ class Table:
         """The records of a stored block that memory still holds: compaction on disk.
 
         A tombstone above ``tombstones_to`` stays even if memory has purged it: older versions of its key may still
-        stand in blocks that this pass has left behind, and would become current again.
+        be in blocks that this pass has left behind, and would become current again.
         """
     def committed(self) -> None:
         """The disk confirms the last ``collect``."""
@@ -260,6 +260,11 @@ class Table:
         """The last seqno older than ``time``, at most ``upto``, before the first record that is not older.
 
         Records with a time in the future are skipped.
+        """
+    def visible_end(self, after: int, upto: int, most: int, records_max: int) -> tuple[int, int]:
+        """The last end at which at most ``most`` changes of (after, end] are visible, and how many of them are.
+
+        It looks at ``records_max`` records at most and may end earlier for that; then fewer than ``most`` are visible.
         """
     def touch(self) -> None:
         """Note that there is something to flush, and call ``on_change``."""

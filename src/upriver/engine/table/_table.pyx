@@ -2,9 +2,9 @@
 # cython: initializedcheck=False, cdivision=True
 """The items of one vbucket and their history.
 
-Theory of operation. Records stand in chunks of 16 to 256 KiB, in the order of their seqnos. Only a sweep moves records:
-it rewrites one chunk and fills up the chunk before it. An open-addressing index of 8-byte slots leads from a key to its
-newest record. Reading history walks the chunks and looks at `superseded_by` only, never at the index.
+Theory of operation. Records are stored in chunks of 16 to 256 KiB, in the order of their seqnos. Only a sweep moves
+records: it rewrites one chunk and fills up the chunk before it. An open-addressing index of 8-byte slots leads from a
+key to its newest record. Reading history walks the chunks and looks at `superseded_by` only, never at the index.
 
 Everything runs under the interpreter's lock, and no Python code runs while a pointer into a chunk is held: the clock is
 asked and buffers are acquired before records are picked, and objects that the collector tracks are made afterwards. So a
@@ -27,14 +27,14 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int32_t, int64_t, uintptr_t
 from libc.math cimport INFINITY, floor
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy, memmove, memset
 
 from upriver.errors import (
     CorruptData, InvalidArguments, KeyExists, KeyNotFound, Locked, NotMyVbucket, OutOfMemory, OutOfOrder,
     TemporaryFailure, TooBig, UpriverError, WireError,
 )
-from upriver.model.batch import CHANGES
+from upriver.model import CHANGES
 
 import_batch = pa.RecordBatch._import_from_c
 
@@ -51,6 +51,7 @@ cdef extern from "_record.h" nogil:
     uint16_t load_be16(const char *)
     uint32_t load_be32(const char *)
     uint64_t load_be64(const char *)
+    uint64_t count_bits(const uint64_t *, uint64_t, uint64_t)
     void store_be16(char *, uint16_t)
     void store_be32(char *, uint32_t)
     void store_be64(char *, uint64_t)
@@ -471,6 +472,10 @@ cdef class Table:
         """
         return find_seqno_before(self, time, upto)
 
+    def visible_end(self, uint64_t after, uint64_t upto, uint64_t most, size_t records_max):
+        """The last end at which at most ``most`` changes of (after, end] are visible, and how many of them are."""
+        return find_visible_end(self, after, upto, most, records_max)
+
     def touch(self):
         """Note that there is something to flush, and call ``on_change``."""
         enqueue(self)
@@ -547,6 +552,7 @@ include "receive.pxi"
 include "rollback.pxi"
 include "sweep.pxi"
 include "select.pxi"
+include "visible.pxi"
 include "read_frames.pxi"
 include "read_columns.pxi"
 include "groups.pxi"

@@ -4,16 +4,7 @@ from upriver.node.commands import cluster, connection, keyvalue, locks, meta, ob
 from upriver.node.commands.dispatch import CommandHandler, run_command
 from upriver.node.commands.registry import COMMANDS
 
-__all__ = [
-    "COMMANDS",
-    "CommandHandler",
-    "cluster",
-    "connection",
-    "keyvalue",
-    "locks",
-    "meta",
-    "observe",
-    "run_command",
-    "statistics",
-    "vbuckets",
-]
+__all__ = ["COMMANDS", "CommandHandler", "run_command"]
+
+#: The modules whose functions are in the table.
+_MODULES = (cluster, connection, keyvalue, locks, meta, observe, statistics, vbuckets)

@@ -129,7 +129,7 @@ def _attempt(session: Session, request: SaslAuth, work: Callable[[], LoginOutcom
 
     It runs in a thread, because hashing a password takes milliseconds.
     """
-    node, place = session.node, Deferred(session)
+    node, place = session.node, Deferred(session.answers)
     session.logging_in = True
 
     def finished(outcome: LoginOutcome) -> None:

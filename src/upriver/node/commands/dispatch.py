@@ -19,7 +19,7 @@ class CommandHandler(PacketHandler):
     def handle(self, session: Session, packet: bytes) -> bool:
         """Decode the request and run its command."""
         if packet[0] != Magic.REQUEST:  # two peers that answer each other's answers would never stop
-            session.lose_place(WireError(0, "a request", "a response"))
+            session.close_on_wire_error(WireError(0, "a request", "a response"))
             return True
         bytes_max = _LIST_BYTES_MAX.get(packet[1])
         if bytes_max is not None:

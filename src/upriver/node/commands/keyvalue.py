@@ -81,7 +81,7 @@ def when_durable(session: Session, request: Request, vbucket: Vbucket, seqno: in
     bucket, soon = session.node.bucket, session.node.scheduler.from_thread
     if bucket.ack == "memory":
         return answer
-    place = Deferred(session)
+    place = Deferred(session.answers)
     answers = () if answer is None else (answer,)
     bucket.acknowledge(
         vbucket,
@@ -94,7 +94,7 @@ def when_durable(session: Session, request: Request, vbucket: Vbucket, seqno: in
 
 def when_all_durable(session: Session, request: Request, answer: Response | None) -> Answer:
     """Hold the response back until all earlier changes are on disk, or the disk fails."""
-    place, soon = Deferred(session), session.node.scheduler.from_thread
+    place, soon = Deferred(session.answers), session.node.scheduler.from_thread
     answers = () if answer is None else (answer,)
 
     def failed(error: StorageError) -> None:

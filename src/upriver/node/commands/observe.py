@@ -89,7 +89,7 @@ def seqno_persistence(session: Session, request: SeqnoPersistence) -> Answer:
         raise TemporaryFailure(
             f"this connection already has {session.disk_waits} waits for the disk; wait for one to end"
         )
-    place, scheduler, flusher = Deferred(session), node.scheduler, node.bucket.flusher
+    place, scheduler, flusher = Deferred(session.answers), node.scheduler, node.bucket.flusher
     session.disk_waits += 1
 
     def end(answer: Response) -> None:

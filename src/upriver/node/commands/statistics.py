@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Final
 
 from upriver.engine import Vbucket
-from upriver.errors import InvalidArguments, KeyNotFound
+from upriver.errors import InvalidArguments, KeyNotFound, NotMyVbucket
 from upriver.model import VbucketState
 from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import checked_key
@@ -22,7 +22,9 @@ from upriver.wire.dialects.memcached import Stat
 STORING: Final = ("set", "add", "replace", "append", "prepend")
 
 #: Groups in which a single pair may read every vbucket.
-SUMS: Final = frozenset({"", "memory", "vbucket-positions"})
+SUMS: Final = frozenset({"", "memory", "vbucket-positions", "vbucket-items"})
+#: One pair of the group vbucket-ends looks at this many records: a millisecond or two.
+COUNTED_RECORDS_MAX: Final = 32_768
 
 Pairs = Iterator[tuple[str, object]]
 Group = Callable[[NodeState, list[str]], Pairs]
@@ -165,10 +167,38 @@ def vbucket_positions(node: NodeState, arguments: list[str]) -> Pairs:
     """
     lines = (
         f"{vbucket.number} {vbucket.state.value} {vbucket.failover_log.newest.vbucket_uuid} {vbucket.high_seqno} "
-        f"{vbucket.persisted_seqno} {vbucket.purge_seqno} {vbucket.floor_seqno}"
+        f"{vbucket.persisted_seqno} {vbucket.purge_seqno} {vbucket.exact_from}"
         for vbucket in _vbuckets(node, arguments)
     )
     yield "positions", "\n".join(lines)
+
+
+@group("vbucket-items")
+def vbucket_items(node: NodeState, arguments: list[str]) -> Pairs:
+    """The items and tombstones of each vbucket, all in one pair. One line per vbucket: number, items, tombstones."""
+    lines = (f"{each.number} {each.table.items} {each.table.tombstones}" for each in _vbuckets(node, arguments))
+    yield "items", "\n".join(lines)
+
+
+@group("vbucket-ends")
+def vbucket_ends(node: NodeState, arguments: list[str]) -> Pairs:
+    """Where ranges end that deliver a given number of changes.
+
+    An argument is VBUCKET:AFTER:MOST. The value has the last seqno for which at most MOST changes after AFTER are
+    delivered, and how many these are. If there are fewer than MOST, and the seqno is below the high seqno, more may
+    follow: the node has looked at enough records for one pair.
+    """
+    asked = [argument.split(":") for argument in arguments]
+    for words in asked:
+        if len(words) != 3 or not all(word.isdecimal() and len(word) <= 19 for word in words):
+            raise InvalidArguments(f"invalid range {':'.join(words)!r}; use VBUCKET:AFTER:MOST")
+    for number, after, most in (map(int, words) for words in asked):
+        try:
+            vbucket = node.bucket.vbucket(number)
+        except NotMyVbucket:
+            continue
+        end, visible = vbucket.table.visible_end(after, vbucket.high_seqno, most, COUNTED_RECORDS_MAX)
+        yield f"{number}", f"{end} {visible}"
 
 
 @group("failovers")

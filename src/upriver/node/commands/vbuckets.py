@@ -139,7 +139,7 @@ def deregister_tap_client(session: Session, request: DeregisterTapClient) -> Ans
     name = checked_name(request.name)
     if session.node.tap is None:
         raise KeyNotFound(f"no TAP client is registered as {name!r}")
-    place = Deferred(session)
+    place = Deferred(session.answers)
 
     def done(error: StatusError | None) -> None:
         place.complete(success(request) if error is None else refusal(request, error))

@@ -90,7 +90,7 @@ def problems(node: NodeState) -> list[str]:
         found.append(f"the disk queue stalls: the oldest change has waited for {age_s:.1f} s")
     if node.bucket.ledger.refusal:
         found.append(f"the store refuses writes: {node.bucket.ledger.refusal}")
-    return found + node.stream_watch.problems(node.ticks(), node.stall_s)
+    return found + node.stall_check.problems(node.ticks(), node.stall_s)
 
 
 class MetricsServer:

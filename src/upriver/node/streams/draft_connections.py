@@ -53,11 +53,11 @@ class DraftFormat:
         try:
             message = self._request(packet)
         except WireError as error:
-            self.lose_place(session, error)
+            self.close_on_wire_error(session, error)
             return
         self._offset += len(packet)
         if not self._service.receive(session, message):
-            self.lose_place(session, WireError(0, "a request", "a response"))
+            self.close_on_wire_error(session, WireError(0, "a request", "a response"))
 
     def _request(self, packet: bytes) -> Message:
         message = self._connection.wire.decode(packet)
@@ -65,7 +65,7 @@ class DraftFormat:
             raise WireError(0, f"a request (opcode {int(DraftOpcode.REQUEST)})", f"a {message.title()}")
         return message
 
-    def lose_place(self, session: Session, error: WireError) -> None:
+    def close_on_wire_error(self, session: Session, error: WireError) -> None:
         """Answer with the offset of the error, counted from the connection's first byte, and close it."""
         error = error.shifted(self._offset)
         session.put(upr_draft1.DecodeError(offset=error.offset & 0xFFFFFFFF, text=str(error).encode()).encode())

@@ -38,7 +38,7 @@ class EngineSource:
         """Refuse invalid filters."""
         engine_options(options)
 
-    def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> Cursor:
+    def cursor(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> Cursor:
         """Open a cursor."""
         known, wanted = self._last
         if options is not known:

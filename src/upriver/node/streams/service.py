@@ -146,11 +146,11 @@ class StreamService(PacketHandler):
                 for number in numbers:
                     connection.replica.role_changed(number)
 
-    def say_goodbye(self) -> None:
+    def end_streams(self) -> None:
         """Tell all consumers that the node stops."""
         for connection in self:
             if isinstance(connection, StreamConnection):
-                connection.say_goodbye()
+                connection.end_streams()
 
     def close(self, session: Session, why: str) -> None:
         """Close a connection that broke the rules, or was replaced."""

@@ -79,7 +79,7 @@ def backlog(node: "NodeState", stream: "ProducerStream") -> int:
     if vbucket is None or stream.notifier:
         return 0
     high = vbucket.persisted_seqno if stream.options.persisted_only else vbucket.high_seqno
-    return max(0, min(high, stream.end_seqno) - stream.history.seqno)
+    return max(0, min(high, stream.end_seqno) - stream.cursor.seqno)
 
 
 def _sentence(name: str, still: "list[tuple[float, int, StreamingSession]]") -> str:

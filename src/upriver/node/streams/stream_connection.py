@@ -41,8 +41,8 @@ class StreamConnection(StreamingSession):
             self.wake,
             speaks,
             lambda: session.authorize(Role.ADMIN),
-            # Only an open names the consumer. Without a name it cannot come back for a takeover that it has begun,
-            # nor can anybody in its place.
+            # Only an open names the consumer. A connection without a name cannot resume its takeover, and neither can
+            # another one.
             successor=successor_by_open(name) if speaks is OPENED else f"{name} at {self.created}",
         )
 
@@ -79,9 +79,9 @@ class StreamConnection(StreamingSession):
         self._settle(self.producer)
         return True
 
-    def say_goodbye(self) -> None:
+    def end_streams(self) -> None:
         """Tell the consumer that the node stops."""
-        self.producer.say_goodbye()
+        self.producer.end_streams()
         self.session.put(self.producer.answers())
 
     def _settle(self, producer: Producer) -> None:
@@ -100,12 +100,12 @@ class StreamConnection(StreamingSession):
         """Return the next piece of the streams, empty if there is none, no window, or no change passed the filters."""
         if self.session.closing:
             return b""
-        outbox = self.node.outbox
-        outbox.clear()  # the previous user may have failed half-way
-        self.producer.put(min(PIECE_BYTES, self.producer.turn_bytes), outbox)
-        if not outbox.size and self.producer.has_output:
+        send_buffer = self.node.send_buffer
+        send_buffer.clear()  # the previous user may have failed half-way
+        self.producer.put(min(PIECE_BYTES, self.producer.turn_bytes), send_buffer)
+        if not send_buffer.size and self.producer.has_output:
             self.wake()  # filters have more changes to check, after the others' turns
-        return outbox.take()
+        return send_buffer.take()
 
     @property
     def has_output(self) -> bool:
@@ -127,7 +127,7 @@ class StreamConnection(StreamingSession):
         if self.producer.window.room_bytes != 0:
             for number, stream in self.producer.streams.items():
                 if backlog(self.node, stream):
-                    yield (self.name, number), stream, stream.history.seqno
+                    yield (self.name, number), stream, stream.cursor.seqno
 
     def on_time(self, now: float) -> None:
         """Send a noop that is due, or close the connection if the last one was not answered."""

@@ -45,7 +45,7 @@ class StreamingSession(abc.ABC):
 
     @abc.abstractmethod
     def produce(self) -> Buffer:
-        """Return the next piece to send, empty if there is none or no window. A view lies in the node's outbox."""
+        """Return the next piece to send, empty if there is none or no window. A view lies in the node's send buffer."""
 
     @property
     @abc.abstractmethod

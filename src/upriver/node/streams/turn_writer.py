@@ -39,7 +39,7 @@ def prepare_for_streams(transport: Transport) -> None:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
-def write_turn(transport: Transport, answers: bytes, stream: SessionStream, outbox: SendBuffer) -> int:
+def write_turn(transport: Transport, answers: bytes, stream: SessionStream, send_buffer: SendBuffer) -> int:
     """Write the answers, then pieces until the turn is over or the transport blocks; return the number of bytes."""
     data: Buffer = stream.produce()
     if answers:
@@ -50,7 +50,7 @@ def write_turn(transport: Transport, answers: bytes, stream: SessionStream, outb
         written += len(data)
         if stream.blocked:
             if isinstance(data, memoryview):
-                outbox.let_go()  # the transport still reads from this memory
+                send_buffer.let_go()  # the transport still reads from this memory
             break
         if not stream.has_output:
             break

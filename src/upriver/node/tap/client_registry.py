@@ -84,7 +84,7 @@ class TapRegistry:
 
 
 @dataclass(slots=True)
-class _Errand:
+class _DiskWrite:
     """A write, and its callbacks."""
 
     work: Callable[[], None]
@@ -110,7 +110,7 @@ class RegistryWriter:
         self._registry = registry
         self._scheduler = scheduler
         #: The clients with a write under way, and the write that follows it, if any.
-        self._next: dict[str, _Errand | None] = {}
+        self._next: dict[str, _DiskWrite | None] = {}
         #: The clients whose last write failed.
         self._failed: set[str] = set()
 
@@ -125,38 +125,38 @@ class RegistryWriter:
 
     def keep(self, client: TapClient, done: Done) -> None:
         """Store the client's state; call back when it is on disk, unless a newer write replaces this one."""
-        known = dataclasses.replace(client, places=dict(client.places))
-        self._ask(client.name, _Errand(partial(self._registry.keep, known), done))
+        known = dataclasses.replace(client, positions=dict(client.positions))
+        self._ask(client.name, _DiskWrite(partial(self._registry.keep, known), done))
 
     def drop(self, name: str, done: Done) -> None:
         """Remove the client's file, and call back."""
-        self._ask(name, _Errand(partial(self._registry.drop, name), removers=[done]))
+        self._ask(name, _DiskWrite(partial(self._registry.drop, name), removers=[done]))
 
-    def _ask(self, name: str, errand: _Errand) -> None:
+    def _ask(self, name: str, write: _DiskWrite) -> None:
         if not self._registry.keeps:
-            self._tell(errand, None)
+            self._tell(write, None)
         elif name not in self._next:
-            self._begin(name, errand)
+            self._begin(name, write)
         else:
             waiting = self._next[name]
             if waiting is not None:
-                errand.removers[:0] = waiting.removers
-            self._next[name] = errand
+                write.removers[:0] = waiting.removers
+            self._next[name] = write
 
-    def _begin(self, name: str, errand: _Errand) -> None:
+    def _begin(self, name: str, write: _DiskWrite) -> None:
         self._next[name] = None
-        self._scheduler.on_disk(errand.run, lambda error: self._ended(name, errand, error))
+        self._scheduler.on_disk(write.run, lambda error: self._ended(name, write, error))
 
-    def _ended(self, name: str, errand: _Errand, error: StorageError | None) -> None:
+    def _ended(self, name: str, write: _DiskWrite, error: StorageError | None) -> None:
         (self._failed.discard if error is None else self._failed.add)(name)
         following = self._next.pop(name)
         if following is not None:
             self._begin(name, following)
-        self._tell(errand, error)
+        self._tell(write, error)
 
     @staticmethod
-    def _tell(errand: _Errand, error: StorageError | None) -> None:
-        for done in (errand.done, *errand.removers):
+    def _tell(write: _DiskWrite, error: StorageError | None) -> None:
+        for done in (write.done, *write.removers):
             if done is not None:
                 done(error)
 
@@ -170,17 +170,19 @@ def _stored(client: TapClient) -> dict[str, Any]:
         "plan": None if client.plan is None else dataclasses.asdict(client.plan),
         "connected": client.connected,
         "done": client.done,
-        "places": {number: _numbers_of(place) for number, place in client.places.items()},
+        "places": {number: _numbers_of(each) for number, each in client.positions.items()},
         "elsewhere": None if client.elsewhere is None else _numbers_of(client.elsewhere),
     }
 
 
 def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
     plan, done = _plan(stored["plan"]), bool(stored.get("done", False))
-    places = {int(number): _place(place, plan, done=done) for number, place in stored["places"].items()}
+    positions = {int(number): _position(each, plan, done=done) for number, each in stored["places"].items()}
     elsewhere = stored.get("elsewhere", [0, 0, 0] if plan.vbuckets is None else None)
     if stored["connected"]:
-        places |= dict.fromkeys(plan.vbuckets or vbuckets, dataclasses.replace(TapPosition.first(plan), position=LOST))
+        positions |= dict.fromkeys(
+            plan.vbuckets or vbuckets, dataclasses.replace(TapPosition.first(plan), position=LOST)
+        )
     return TapClient(
         str(stored["name"]),
         float(stored["created"]),
@@ -190,8 +192,8 @@ def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
         reconnects=int(stored["reconnects"]),
         done=done,
         left_at=float(stored["left_at"] or stored["created"]),
-        places=places,
-        elsewhere=None if elsewhere is None else _place(elsewhere, plan, done=done),
+        positions=positions,
+        elsewhere=None if elsewhere is None else _position(elsewhere, plan, done=done),
     )
 
 
@@ -203,20 +205,21 @@ def _plan(stored: dict[str, Any]) -> TapPlan:
     return TapPlan(**known | {"vbuckets": None if stored["vbuckets"] is None else tuple(map(int, stored["vbuckets"]))})
 
 
-def _numbers_of(place: TapPosition) -> list[int]:
-    position, served = place.position, (place.acks, place.keys_only, place.dumping)
+def _numbers_of(tap_position: TapPosition) -> list[int]:
+    position = tap_position.position
+    served = (tap_position.acks, tap_position.keys_only, tap_position.dumping)
     return [
         position.vbucket_uuid,
         position.seqno,
-        place.reached,
-        place.known,
-        place.since,
-        place.until,
+        tap_position.reached,
+        tap_position.known,
+        tap_position.since,
+        tap_position.until,
         *map(int, served),
     ]
 
 
-def _place(stored: list[int], plan: TapPlan, *, done: bool) -> TapPosition:
+def _position(stored: list[int], plan: TapPlan, *, done: bool) -> TapPosition:
     """Read a position. Older files have fewer numbers; the plan has the rest."""
     vbucket_uuid, seqno, reached, *rest = map(int, stored)
     served = plan.acks, plan.keys_only, plan.dump and not done

@@ -31,7 +31,7 @@ class TapConnection(StreamingSession):
             service.settings,
             self.node.ticks(),
             successor=successor,
-            places=client.places,
+            positions=client.positions,
             elsewhere=client.elsewhere,
             on_ready=self.wake,
             warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),

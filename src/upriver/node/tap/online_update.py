@@ -99,7 +99,7 @@ class OnlineUpdate:
         self._node.bucket.flusher.resume()
 
     def _warn(self, what: str) -> None:
-        self._node.log.warning("online update, which is meant for tests, %s", what)
+        self._node.log.warning("online update %s; use it in tests only", what)
 
 
 def _cut_back(vbucket: Vbucket, seqno: int) -> None:

@@ -164,7 +164,7 @@ class TapService(PacketHandler):
         name = checked_name(request.name)
         known = self.clients.get(name)
         if known is not None and known.anonymous:
-            raise KeyExists(f"{name!r} was made up for a client that told no name; connect under another one")
+            raise KeyExists(f"{name!r} is reserved for a client that connected without a name; choose another name")
         return name
 
     def _note_connected(self, connection: TapConnection, request: tap.Connect, *, was_registered: bool) -> None:
@@ -188,7 +188,7 @@ class TapService(PacketHandler):
         session.put(last)
         self.close(session, why)
         connection.lose()
-        session.release_soon()  # this connection may be the one being served now
+        session.answers.release_soon()  # this connection may be the one being served now
 
     def _replace(self, session: Session, name: str) -> None:
         """Replace the older connection of this name."""
@@ -210,7 +210,7 @@ class TapService(PacketHandler):
             raise KeyNotFound(f"no TAP client is registered as {name!r}")
         connection = self._by_name.get(name)
         if connection is not None:
-            self._end(connection, connection.producer.farewell(), "the client was deregistered")
+            self._end(connection, connection.producer.close_message(), "the client was deregistered")
 
         def dropped(error: StorageError | None) -> None:
             if error is None:
@@ -231,7 +231,7 @@ class TapService(PacketHandler):
         client.changes_sent, client.messages_sent = producer.changes_sent, producer.messages_sent
         client.bytes_sent = producer.bytes_sent_total
         done = producer.done or client.anonymous
-        self.clients.left(client, producer.places, self.node.clock(), elsewhere=producer.elsewhere, done=done)
+        self.clients.left(client, producer.positions, self.node.clock(), elsewhere=producer.elsewhere, done=done)
         if client.registered:
             self.registry.keep(client, lambda error: error is None or self._warn_unkept(connection, error))
         if self._by_name.get(client.name) is connection:
@@ -241,7 +241,9 @@ class TapService(PacketHandler):
     @staticmethod
     def _warn_unkept(connection: TapConnection, error: StorageError) -> None:
         connection.session.log.warning(
-            "TAP client %s starts over after a restart: its place cannot be written: %s", connection.client.name, error
+            "TAP client %s starts over after a restart: its position cannot be written: %s",
+            connection.client.name,
+            error,
         )
 
     # Peers that send to the node

@@ -80,8 +80,8 @@ def _client(service: "TapService", client: TapClient, connection: "TapConnection
 
 def _away(service: "TapService", client: TapClient) -> Pairs:
     named = client.plan is not None and client.plan.vbuckets is not None
-    waiting = 0 if client.done else sum(_waiting(service, *p, named=named) for p in client.places.items())
-    yield "vb_filter", _vbuckets(client.places)
+    waiting = 0 if client.done else sum(_waiting(service, *p, named=named) for p in client.positions.items())
+    yield "vb_filter", _vbuckets(client.positions)
     yield "ack_window_full", _said(False)
     yield "total_backlog_size", waiting
     yield "rec_fetched", client.changes_sent
@@ -92,13 +92,13 @@ def _away(service: "TapService", client: TapClient) -> Pairs:
     yield "retry_later", 0
 
 
-def _waiting(service: "TapService", number: int, place: TapPosition, *, named: bool) -> int:
+def _waiting(service: "TapService", number: int, tap_position: TapPosition, *, named: bool) -> int:
     """The most changes of a vbucket that a client at this position will get: all if its branch has ended."""
     vbucket = service.source.vbucket(number)
     if vbucket is None or not (named or vbucket.state is VbucketState.ACTIVE):
         return 0
-    is_there = place.position.vbucket_uuid == vbucket.failover_log.newest.vbucket_uuid
-    return max(0, vbucket.high_seqno - (place.position.seqno if is_there else 0))
+    is_there = tap_position.position.vbucket_uuid == vbucket.failover_log.newest.vbucket_uuid
+    return max(0, vbucket.high_seqno - (tap_position.position.seqno if is_there else 0))
 
 
 def _receiver(receiver: "TapReceiver") -> Pairs:

@@ -18,7 +18,7 @@ from tests.support.command_peers import (
 from upriver.node.auth.users_file import Users
 from upriver.node.commands import COMMANDS
 from upriver.node.embedded import start
-from upriver.node.session import Deferred, refusal
+from upriver.node.session import Deferred
 from upriver.node.state import Limits
 from upriver.wire import AnyRequest, AnyResponse, Request
 from upriver.wire.codes import Status
@@ -145,7 +145,7 @@ def test_nothing_is_received(session_peer: SessionPeer) -> None:
         (AnyResponse(opcode=0x10, extras=b"bad").encode(), "a response", None),
     ],
 )
-def test_who_loses_the_frame_is_told_where_there_was_a_header_and_closed(
+def test_a_peer_that_loses_the_frame_is_told_if_there_was_a_header_and_closed(
     session_peer: SessionPeer, garbage: bytes, why: str, status: Status | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, *others = session_peer.send(Noop(opaque=1), garbage, Noop(opaque=2))
@@ -204,7 +204,7 @@ def test_the_limit_of_bodies_holds_for_all(compiled: bool) -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_who_does_not_read_gets_no_answers_until_he_does(compiled: bool) -> None:
+def test_a_peer_that_does_not_read_gets_no_answers_until_it_does(compiled: bool) -> None:
     manual = fresh(compiled)
     with manual.bucket:
         peer = manual.peer()
@@ -239,15 +239,6 @@ def test_a_request_without_a_command_is_unknown(manual: ManualNode) -> None:
     manual.peer().refused(Noop(), Status.UNKNOWN_COMMAND)
 
 
-def test_no_refusal_is_without_a_text() -> None:
-    from upriver.errors import StatusError
-
-    for status in Status:
-        answer = refusal(Get(key=b"k", opaque=4), StatusError.of(status))
-        assert (answer.status, answer.opaque, answer.opcode, answer.cas) == (status, 4, 0, 0)
-        assert answer.value
-
-
 # Answers that come later
 
 
@@ -256,7 +247,7 @@ def later(manual: ManualNode) -> list[Deferred]:
     places: list[Deferred] = []
 
     def put_off(session: Any, request: Request) -> Deferred:
-        places.append(Deferred(session))
+        places.append(Deferred(session.answers))
         return places[-1]
 
     manual.node.commands = {**COMMANDS, Verbosity: (put_off, None)}
@@ -268,7 +259,7 @@ def answer_to(opaque: int) -> AnyResponse:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_whoever_is_behind_waits(compiled: bool) -> None:
+def test_requests_behind_a_slow_one_wait(compiled: bool) -> None:
     manual = fresh(compiled)
     with manual.bucket:
         places, peer = later(manual), manual.peer()
@@ -305,7 +296,7 @@ def test_a_late_answer_may_be_a_refusal(manual: ManualNode) -> None:
 
 def test_an_answer_may_be_there_at_once(manual: ManualNode) -> None:
     def prompt(session: Any, request: Request) -> Deferred:
-        place = Deferred(session)
+        place = Deferred(session.answers)
         place.complete(answer_to(request.opaque))
         return place
 
@@ -313,7 +304,7 @@ def test_an_answer_may_be_there_at_once(manual: ManualNode) -> None:
     assert [answer.opaque for answer in manual.peer().send(Verbosity(opaque=1), Noop(opaque=2))] == [1, 2]
 
 
-def test_what_comes_after_the_end_harms_nobody(manual: ManualNode) -> None:
+def test_what_comes_after_the_end_is_ignored(manual: ManualNode) -> None:
     places, peer = later(manual), manual.peer()
     peer.send(Verbosity())
     peer.session.closing = True

@@ -1,8 +1,8 @@
 """One connection of the node, without I/O: received bytes in, bytes to send out.
 
 Theory of operation. A session cuts received bytes into requests and answers them in order. Most answers are ready at
-once. An answer that waits (for the disk, or for the delay after a failed login) takes its place in a queue and holds
-back the answers behind it. A request whose answer would bypass that queue is held back too (see ``packet_handlers``).
+once. An answer that waits holds back the answers behind it (see ``answer_queue``). A request whose answer would bypass
+them is held back too (see ``packet_handlers``).
 Frequent requests never become objects: a compiled loop answers runs of them from the item tables and stops at the
 first request that is not plain, which the session then handles.
 
@@ -14,24 +14,19 @@ The session has no socket, and its time comes from the node. Its connection move
 does not read, and closes when the session is ``finished``.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from upriver.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    KeyExists,
-    Locked,
-    NotMyVbucket,
-    StatusError,
-    WireError,
-)
+from upriver.errors import KeyExists, Locked, NotMyVbucket, StatusError, WireError
+from upriver.node.auth.permissions import LOG_IN_FIRST, authorize, roles_of
 from upriver.node.auth.sasl import SaslExchange
 from upriver.node.auth.users import Role, User
 from upriver.node.logs import ConnectionLog, of_connection
 from upriver.node.options import ListenAddress
 from upriver.node.packet_handlers import ConnectionFormat, SessionStream
+from upriver.node.session.answer_queue import Answer, AnswerQueue, Deferred
+from upriver.node.session.refusals import header_refusal, refusal
+from upriver.node.session.request_buffer import RequestBuffer
 from upriver.node.state import NodeState
 from upriver.wire import (
     EXTENDED_REQUEST,
@@ -40,63 +35,25 @@ from upriver.wire import (
     Buffer,
     Framing,
     Magic,
-    Message,
     Request,
     Response,
     Status,
 )
 from upriver.wire.dialects.memcached import Feature
 
-EVERYTHING: Final = Role.READ | Role.WRITE | Role.STREAM | Role.ADMIN
-NOTHING: Final = Role(0)
 #: The bits of a data type, and the feature that a client must have agreed on to use them.
 DATATYPES: Final = {0x01: Feature.JSON, 0x02: Feature.SNAPPY}
 _JSON: Final = 0x01
-_NO_TERMS: Final = (None, None, (False, False, 0, False))
-_LOG_IN_FIRST: Final = "Authenticate first"
+#: Further arguments of the compiled loop: see ``_plain_terms``.
+_Terms = tuple[bool, bool, int, bool, int, int]
+_NO_TERMS: Final = (None, None, (False, False, 0, False, 0, 0))
 _EXTENDED: Final = "requests with frame extras (durability levels, kept expiries) are not supported"
 _HEADER_SIZE: Final = MEMCACHED.header_size
 #: The type of the first record that a TLS client sends.
 _TLS_HANDSHAKE: Final = 0x16
 
 
-class Deferred:
-    """The place of an answer that is not ready yet."""
-
-    __slots__ = ("_session", "give_up", "packets")
-
-    def __init__(self, session: "Session") -> None:
-        self._session = session
-        #: Refuses a request that may wait for long; None where the next commit to disk ends the wait.
-        self.give_up: Callable[[], object] | None = None
-        self.packets: bytes | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is answered."""
-        return self.packets is not None
-
-    def complete(self, *answers: Message) -> None:
-        """Answer, unless it is answered already, and release the answers behind it."""
-        if not self.ended:
-            self.give_up = None
-            self._session.hold(self, b"".join(answer.encode() for answer in answers))
-            self._session.release_soon()
-
-    def fail(self, request: Request, error: StatusError) -> None:
-        """Refuse the request."""
-        self.complete(refusal(request, error))
-
-
-#: The result of a command: one answer, several, none (quiet forms), or one that comes later.
-Answer = Response | Iterable[Response] | Deferred | None
 Command = Callable[["Session", Request], Answer]
-
-
-def refusal(request: Request, error: StatusError) -> AnyResponse:
-    """The answer that refuses a request: CAS 0, no extras, always a text."""
-    text = error.detail or error.text
-    return AnyResponse(opcode=request.code, status=Status(error.status), opaque=request.opaque, value=text.encode())
 
 
 class Session:
@@ -104,18 +61,13 @@ class Session:
 
     __slots__ = (
         "_held_back",
-        "_needed",
-        "_out",
-        "_partial",
-        "_partial_since",
-        "_releasing",
+        "_received",
         "_rest",
         "_terms",
         "_turn_end",
-        "_waiting",
-        "_waiting_bytes",
         "_work",
         "agent",
+        "answers",
         "closing",
         "disk_waits",
         "exchange",
@@ -125,7 +77,6 @@ class Session:
         "listen_address",
         "logging_in",
         "node",
-        "on_output",
         "paused",
         "peer",
         "selected",
@@ -149,8 +100,7 @@ class Session:
         self.framing: Framing | None = None
         #: Set if a handler claimed the connection, whose packets then have another header than memcached's.
         self.format: ConnectionFormat | None = None
-        #: Called when there is something to send.
-        self.on_output = on_output
+        self.answers = AnswerQueue(node.scheduler, on_output)
         self.user: User | None = None
         self.exchange: SaslExchange | None = None
         self.features: frozenset[Feature] = frozenset()
@@ -169,45 +119,48 @@ class Session:
         self.selected = False
         #: The number of answers that wait for a seqno to reach the disk.
         self.disk_waits = 0
-        self._partial = bytearray()
-        #: When the first byte of the incomplete request came.
-        self._partial_since = 0.0
-        self._needed = 0
+        self._received = RequestBuffer()
         #: The answer to the next request may overtake answers that wait.
         self._held_back = False
         self._work = 0
         self._turn_end = 0.0
-        self._releasing = False
         #: The rest of an answer of many packets, of which each turn makes some.
         self._rest: Iterator[Response] | None = None
         #: The compiled loop's terms, and the user and features that they were derived from.
-        self._terms: tuple[User | None, frozenset[Feature] | None, tuple[bool, bool, int, bool]] = _NO_TERMS
-        self._out = bytearray()
-        self._waiting: deque[Deferred] = deque()
-        self._waiting_bytes = 0
+        self._terms: tuple[User | None, frozenset[Feature] | None, _Terms] = _NO_TERMS
 
     @property
     def log(self) -> ConnectionLog:
         """The node's log, with this connection's address in each line."""
         return of_connection(self.node.log, self.peer)
 
+    @property
+    def on_output(self) -> Callable[[], object] | None:
+        """Called when there is something to send."""
+        return self.answers.on_output
+
+    @on_output.setter
+    def on_output(self, callback: Callable[[], object] | None) -> None:
+        self.answers.on_output = callback
+
     # Bytes
 
     def receive(self, data: Buffer) -> None:
         """Take bytes and answer all complete requests."""
-        if self._partial:
-            self._partial += data
-            if self.stalled or len(self._partial) < self._needed:
-                self._hold_partial()
+        received = self._received
+        if received.data:
+            received.data += data
+            if self.stalled or len(received.data) < received.needed:
+                received.hold(self)
                 return
-            data, self._partial = bytes(self._partial), bytearray()
+            data = received.take()
         at = self._answer_all(data)
         if at < len(data) and not self.closing:
-            self._partial += data[at:]
-            if at or self not in self.node.partial:
-                self._partial_since = self.node.ticks()
-        if self._partial or self in self.node.partial:
-            self._hold_partial()
+            received.data += data[at:]
+            if at or not received.is_held:
+                received.since = self.node.ticks()
+        if received.data or received.is_held:
+            received.hold(self)
 
     def serve(self, buffer: Buffer, size: int) -> tuple[bytes | None, list[SessionStream]]:
         """Take received bytes; return the answers and the streams that the requests woke.
@@ -218,57 +171,34 @@ class Session:
 
     def _answer_plain(self, buffer: Buffer, size: int) -> bytes | None:
         """Answer in one call if all requests are plain, as most are. Otherwise do as ``receive`` does; return None."""
-        node = self.node
-        if node.fast_path is None or self._partial or self._waiting or self._out or self.stalled or self.paused:
+        node, answers = self.node, self.answers
+        if node.fast_path is None or self._received.data or answers.waiting or answers.ready:
             self.receive(memoryview(buffer)[:size])
             return None
-        if self.stream is not None or self.framing is not MEMCACHED:
+        if self.stalled or self.paused or self.stream is not None or self.framing is not MEMCACHED:
             self.receive(memoryview(buffer)[:size])
             return None
-        limits = node.limits
-        at, answers = node.fast_path.serve(
-            buffer, 0, size, *self._plain_terms(), limits.body_bytes_max, limits.unread_answer_bytes_max
-        )
+        at, packets = node.fast_path.serve(buffer, 0, size, *self._plain_terms())
         if at == size:
-            return answers
-        self._out += answers
-        if len(answers) >= limits.unread_answer_bytes_max:
-            self._leave_for_later(memoryview(buffer)[at:size])
+            return packets
+        answers.ready += packets
+        if len(packets) >= node.limits.unread_answer_bytes_max:
+            self.stalled = True  # the turn ends before these requests
+            self._received.keep(self, memoryview(buffer)[at:size])
         else:
             self.receive(memoryview(buffer)[at:size])
         return None
 
-    def _leave_for_later(self, data: Buffer) -> None:
-        """End the turn before these requests."""
-        self.stalled = True
-        self._partial += data
-        self._partial_since = self.node.ticks()
-        self._hold_partial()
-
     def resume(self) -> None:
         """Continue with the received bytes: the peer reads again, or another turn begins."""
         self.paused = self.stalled = self._held_back = False
-        data, self._partial = bytes(self._partial), bytearray()
-        self._needed = 0
-        self.receive(data)
+        self._received.needed = 0
+        self.receive(self._received.take())
 
-    def _hold_partial(self) -> None:
-        """Update the node's budget. If it is exceeded, refuse requests that held the most memory for the longest."""
-        partial, limit = self.node.partial, self.node.limits.partial_bytes_max
-        partial.hold(self, len(self._partial), self._partial_since)
-        if partial.total_bytes > limit:
-            for session in partial.too_much(limit, self.node.ticks(), Session._waits_for_its_peer):
-                session._refuse_partial(limit)
-
-    def _waits_for_its_peer(self) -> bool:
-        """Whether the received bytes wait for the peer, and not for a turn or for the disk."""
-        return self.paused or not self.stalled
-
-    def _refuse_partial(self, limit: int) -> None:
+    def refuse_partial(self, limit: int) -> None:
+        """Refuse the incomplete request and close the connection, because all of them together take too much memory."""
         self.log.warning("closed: half-received requests of all connections take more than %d bytes", limit)
-        if len(self._partial) >= _HEADER_SIZE and self.format is None:
-            text = "too many requests are incomplete: send it again later"
-            self.send(header_refusal(self._partial, 0, Status.ENOMEM, text))
+        self._received.refuse(self)
         self._close()
         if self.on_output is not None:
             self.on_output()
@@ -276,102 +206,66 @@ class Session:
     def _close(self) -> None:
         """Take nothing more, and drop the bytes that were not answered."""
         self.closing = True
-        self._partial = bytearray()
-        self.node.partial.release(self)
+        self._received.drop(self)
 
     def give_up(self) -> None:
         """Refuse all requests that may wait for long: the peer has half-closed, or the node stops."""
-        for place in list(self._waiting):
-            if place.give_up is not None:
-                place.give_up()
+        self.answers.give_up()
 
     def end(self) -> None:
         """Drop everything: the connection is closed."""
-        self.on_output = None
         self._close()
-        self.give_up()
+        self.answers.drop()
         self._rest = None
-        self._waiting.clear()
-        self._waiting_bytes = 0
 
     def data_to_send(self) -> bytes:
         """Take the answers that are ready."""
-        if not self._out:
-            return b""
-        out = bytes(self._out)
-        self._out.clear()
-        return out
+        return self.answers.take()
 
     @property
     def unsent(self) -> int:
         """The number of bytes of answers that are ready and not taken yet."""
-        return len(self._out)
+        return len(self.answers.ready)
 
     @property
     def unread(self) -> int:
         """The number of received bytes that are not answered yet."""
-        return len(self._partial)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """The number of bytes of answers that wait for one before them."""
-        return self._waiting_bytes
+        return len(self._received.data)
 
     @property
     def held_bytes(self) -> int:
         """The number of bytes kept: requests that are not answered, and answers that are not sent."""
-        return len(self._partial) + len(self._out) + self._waiting_bytes
+        return len(self._received.data) + len(self.answers.ready) + self.answers.waiting_bytes
 
     @property
     def blocked(self) -> bool:
         """Whether it cannot continue yet: the peer does not read, a login is under way, or too many answers wait."""
-        limits = self.node.limits
+        limits, answers = self.node.limits, self.answers
         return (
             self.paused
             or self.logging_in
-            or (self._held_back and bool(self._waiting))
+            or (self._held_back and bool(answers.waiting))
             or (self.stream is not None and self.stream.full)
-            or len(self._waiting) >= limits.waiting_answers_max
-            or self._waiting_bytes >= limits.unread_answer_bytes_max
+            or len(answers.waiting) >= limits.waiting_answers_max
+            or answers.waiting_bytes >= limits.unread_answer_bytes_max
         )
 
     @property
     def waiting(self) -> int:
         """The number of answers in the queue."""
-        return len(self._waiting)
+        return len(self.answers.waiting)
 
     @property
     def finished(self) -> bool:
         """Whether nothing more will be answered, so that the connection can close."""
-        return self.closing and not self._waiting and self._rest is None
-
-    def hold(self, place: Deferred, packets: bytes) -> None:
-        """Keep an answer until those before it are sent."""
-        self._waiting_bytes += len(packets) - len(place.packets or b"")
-        place.packets = packets
-
-    def release_soon(self) -> None:
-        """Release answers once for all that are completed together: a commit to disk completes thousands."""
-        if not self._releasing:
-            self._releasing = True
-            self.node.scheduler.from_thread(self.release)
-
-    def release(self) -> None:
-        """Move completed answers from the queue to the output."""
-        self._releasing = False
-        while self._waiting and (packets := self._waiting[0].packets) is not None:
-            self._waiting.popleft()
-            self._waiting_bytes -= len(packets)
-            self._out += packets
-        if self.on_output is not None:
-            self.on_output()
+        return self.closing and not self.answers.waiting and self._rest is None
 
     # Requests
 
     def _answer_all(self, data: Buffer) -> int:
         """Answer request by request; return the offset of the first byte that was not consumed."""
-        at = self._work = self._needed = 0
-        limits = self.node.limits
+        at = self._work = self._received.needed = 0
+        limits, answers = self.node.limits, self.answers
         self._turn_end = self.node.ticks() + limits.turn_s
         if self.framing is None and len(data):
             self._choose_framing(data[0])
@@ -383,7 +277,7 @@ class Session:
             start, at = at, self._answer_run(data, at)
             if at == len(data):
                 break
-            if at > start and len(self._out) >= limits.unread_answer_bytes_max:
+            if at > start and len(answers.ready) >= limits.unread_answer_bytes_max:
                 self.stalled = True
                 return at
             if self.stream is not None and self.stream.full:
@@ -395,9 +289,9 @@ class Session:
                 self._refuse_frame(data, at, error.shifted(-at))
                 return at
             if size is None or len(data) - at < size:
-                self._needed = size or 0
+                self._received.needed = size or 0
                 return at
-            if self._waiting and self._may_overtake(data, at):
+            if answers.waiting and self._may_overtake(data, at):
                 self.stalled = self._held_back = True
                 return at
             self._answer_packet(bytes(data[at : at + size]))
@@ -421,7 +315,7 @@ class Session:
         limits = self.node.limits
         return (
             self._work >= limits.turn_work_max
-            or len(self._out) >= limits.unread_answer_bytes_max
+            or len(self.answers.ready) >= limits.unread_answer_bytes_max
             or self.node.ticks() >= self._turn_end
         )
 
@@ -447,28 +341,33 @@ class Session:
 
     def _answer_run(self, data: Buffer, at: int) -> int:
         """Let the compiled loop answer plain requests; return the offset where it stopped."""
-        node = self.node
+        node, answers = self.node, self.answers
         if self.stream is not None:
             at = self.stream.receive_run(data, at)
-        if node.fast_path is None or self._waiting or self.format is not None:
+        if node.fast_path is None or answers.waiting or self.format is not None:
             return at
-        limits = node.limits
-        at, answers = node.fast_path.serve(
-            data, at, len(data), *self._plain_terms(), limits.body_bytes_max, limits.unread_answer_bytes_max
-        )
-        self._out += answers
+        at, packets = node.fast_path.serve(data, at, len(data), *self._plain_terms())
+        answers.ready += packets
         return at
 
-    def _plain_terms(self) -> tuple[bool, bool, int, bool]:
-        """Whether the compiled loop may read and write for this user, and the agreed data types and tokens.
+    def _plain_terms(self) -> _Terms:
+        """Whether the compiled loop may read and write for this user, the agreed data types and tokens, and limits.
 
         The loop answers at once, so it does not write where answers wait for the disk.
         """
         user, features, terms = self._terms
         if features is not self.features or user is not self.user:
-            roles = EVERYTHING if self.node.users is None else NOTHING if self.user is None else self.user.roles
+            roles = roles_of(self.user, self.node.users)
             writes = Role.WRITE in roles and self.node.bucket.ack == "memory"
-            terms = (Role.READ in roles, writes, self.datatypes, Feature.MUTATION_SEQNO in self.features)
+            tokens, limits = Feature.MUTATION_SEQNO in self.features, self.node.limits
+            terms = (
+                Role.READ in roles,
+                writes,
+                self.datatypes,
+                tokens,
+                limits.body_bytes_max,
+                limits.unread_answer_bytes_max,
+            )
             self._terms = (self.user, self.features, terms)
         return terms
 
@@ -502,26 +401,26 @@ class Session:
             self.send(header_refusal(data, at, status, str(error)))
         if data[at] == _TLS_HANDSHAKE:
             error = WireError(error.offset, error.expected, f"{error.found} (a TLS client on a plain port?)")
-        self.lose_place(error)
+        self.close_on_wire_error(error)
 
-    def lose_place(self, error: WireError) -> None:
+    def close_on_wire_error(self, error: WireError) -> None:
         """Close the connection: the bytes behind this error cannot be understood."""
         if self.format is not None:
-            self.format.lose_place(self, error)
+            self.format.close_on_wire_error(self, error)
             return
         self.log.warning("closed: %s", error)
         self._close()
 
     def put(self, packets: bytes) -> None:
         """Send packets of a stream, which do not wait for earlier answers."""
-        self._out += packets
+        self.answers.ready += packets
 
     def _answer_packet(self, packet: bytes) -> None:
         if self.format is not None:
             self.format.handle(self, packet)
             return
         if self._needs_login and self._is_closed_before_login(packet):
-            self.send(header_refusal(packet, 0, Status.AUTH_ERROR, _LOG_IN_FIRST))
+            self.send(header_refusal(packet, 0, Status.AUTH_ERROR, LOG_IN_FIRST))
             return
         if packet[0] == EXTENDED_REQUEST:
             self.send(header_refusal(packet, 0, Status.NOT_SUPPORTED, _EXTENDED))
@@ -571,22 +470,14 @@ class Session:
 
     def authorize(self, role: Role) -> None:
         """Refuse a user who lacks the role. Without a users file everything is allowed."""
-        if self.node.users is None:
-            return
-        if self.user is None:
-            raise AuthenticationFailed(_LOG_IN_FIRST)
-        if role not in self.user.roles:
-            lacking = str((role if role is Role.ADMIN else role & ~self.user.roles).name).lower()
-            raise AccessDenied(f"the user {self.user.name} lacks the role {lacking}")
+        authorize(self.user, self.node.users, role)
 
     def _deliver(self, answer: Answer) -> None:
         match answer:
             case None:
                 return
             case Deferred():
-                self._waiting.append(answer)
-                if answer.packets is not None:
-                    self.release()
+                self.answers.append(answer)
             case Response():
                 self.send(answer)
             case _:
@@ -594,20 +485,8 @@ class Session:
 
     def send(self, answer: Response) -> None:
         """Send an answer behind all answers to earlier requests."""
-        if self._waiting:
-            place = Deferred(self)
-            self.hold(place, answer.encode())
-            self._waiting.append(place)
+        answers = self.answers
+        if answers.waiting:
+            answers.append_packets(answer.encode())
         else:
-            self._out += answer.encode()
-
-
-def malformed(packet: bytes, error: WireError) -> AnyResponse:
-    """The refusal of a packet with a valid header and an invalid body."""
-    return header_refusal(packet, 0, Status.EINVAL, str(error))
-
-
-def header_refusal(data: Buffer, at: int, status: Status, text: str) -> AnyResponse:
-    """A refusal made from the header of the request only."""
-    opaque = int.from_bytes(data[at + 12 : at + 16], "big")
-    return AnyResponse(opcode=data[at + 1], status=status, opaque=opaque, value=text.encode())
+            answers.ready += answer.encode()
