@@ -1,7 +1,7 @@
 """How the tests run: which of them, how deep, and on which worker.
 
 Where ``UPRIVER_INTEROP=required`` is set, as CI does once the foreign tools are there, a test against one of them fails
-instead of being skipped: nobody reads a list of skipped tests.
+instead of being skipped: a list of skipped tests is easily overlooked.
 """
 
 import math
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.depth import DEEP, examples
-from tests.support.durations import Durations
-from tests.support.spark_retry import SparkRetry
+from tests.support.durations import Durations, SessionSetup
+from tests.support.spark_retry import SparkReruns, SparkRetry
 from tests.support.spark_scheduling import SparkScheduling
 from tests.support.spark_session import spark
 
@@ -47,8 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--slow-sample") is not None:
         os.environ.setdefault("UPRIVER_SLOW_SEED", str(random.randrange(1_000_000)))  # which the workers inherit
     config.pluginmanager.register(SparkRetry(), "spark-retry")
+    config.pluginmanager.register(SessionSetup(), "session-setup")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Durations(), "durations")
+        config.pluginmanager.register(SparkReruns(), "spark-reruns")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -88,7 +88,7 @@ def test_a_pipeline_from_a_file(
         with SyncKvClient(other.address) as kv:
             assert len(kv.get_many([f"customer:{n}" for n in range(50)])) == 50
     elif name == "mirror":
-        assert run("mirror", "verify", "table", node.address).exit_code == 0
+        assert run("table", "verify", "table", node.address).exit_code == 0
         assert list(Path("history").glob("*.parquet"))
     elif name == "index":
         assert run("search", "documents.db", "salmon").output.count("user:") >= 10

@@ -66,7 +66,7 @@ def test_neither_a_node_nor_a_client_is_paced() -> None:
         (listening,) = await bind("127.0.0.1", 0)
         listener = Listener(listening, Node, logging.getLogger("upriver.node"))
         endpoint = Endpoint("127.0.0.1", listener.port)
-        client = await Connection.open(endpoint, Address((endpoint,)), greeting=False)
+        client = await Connection.open(endpoint, Address((endpoint,)), handshake=False)
         node = await asyncio.wait_for(accepted, 30)
         for transport in (node, client._transport):
             assert congestion(transport.get_extra_info("socket")) == b"reno"

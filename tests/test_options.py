@@ -93,7 +93,12 @@ def test_readers(read: Reader, value: Any, expected: Any) -> None:
         (as_size, ["", "much", "5 XB", "-1", "99999999999GiB", "9" * 400], "a size such as 512MiB"),
         (as_jvm_size, ["0", "-1m", "16 parsec", "1kib"], "a size above 0 such as"),
         (one_of("a", "b"), ["", "c", None], "one of a, b"),
-        (as_vbuckets, ["", "x", "5-", "-5", "9-3", "0-1024", "1,,2", "0-" + "9" * 5000], "vbuckets below 1024 such as"),
+        (
+            as_vbuckets,
+            ["", "x", "5-", "-5", "0-1024", "2000-3", "1,,2", "0-" + "9" * 5000],
+            "vbuckets below 1024 such as",
+        ),
+        (as_vbuckets, ["9-3", "1, 9-3 "], "vbuckets with ascending ranges: write 3-9, not 9-3"),
     ],
 )
 def test_a_reader_says_what_a_value_must_be(read: Reader, wrong: list[Any], wanted: str) -> None:

@@ -20,7 +20,7 @@ def shown_after(command: str) -> list[str]:
 
 
 def assert_shown(shown: list[str], printed: str) -> None:
-    """Each line stands in the output, in this order; an ellipsis leaves lines out."""
+    """Each line is in the output, in this order; an ellipsis leaves lines out."""
     rest = iter(printed.splitlines())
     for line in shown:
         assert line == "…" or line in rest, f"the README shows a line that is not printed: {line!r}"

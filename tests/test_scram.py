@@ -119,6 +119,7 @@ def test_a_signature_before_the_proof_is_wrong() -> None:
         ("m=x,r=NONCE1,s=AAAAAAAAAAAAAAAA,i=4096", "the attribute m is not supported"),
         ("r=other,s=AAAAAAAAAAAAAAAA,i=4096", "the nonce does not match"),
         ("r=NONCE,s=AAAAAAAAAAAAAAAA,i=4096", "the nonce does not match"),
+        ("r=NONCE\x7f,s=AAAAAAAAAAAAAAAA,i=4096", r"the nonce 'NONCE\\x7f' is not allowed; use printable ASCII"),
         ("r=NONCE1,s=!,i=4096", "the salt is not in base64"),
         ("r=NONCE1,s=AAAA,i=4096", "the salt has 3 bytes; at least 12"),
         ("r=NONCE1,s=AAAAAAAAAAAAAAAA,i=4095", "4095 hashing rounds; 4096 to 5000 are allowed"),

@@ -37,7 +37,7 @@ class SyncClass:
     #: The base class, with the module that defines it.
     base: str
     base_origin: str = "upriver.client.transport.sync"
-    #: Methods that the base class implements, or that only it calls.
+    #: Methods that the base class implements or that only it calls, and attributes that belong to the event loop.
     left_out: frozenset[str] = frozenset()
 
     @property
@@ -47,7 +47,13 @@ class SyncClass:
 
 
 SYNC_CLASSES = (
-    SyncClass("KvClient", "upriver.client.kv", "upriver.client.sync.kv", "SyncClient[KvClient]"),
+    SyncClass(
+        "KvClient",
+        "upriver.client.kv",
+        "upriver.client.sync.kv",
+        "SyncClient[KvClient]",
+        left_out=frozenset({"cluster"}),
+    ),
     SyncClass("Mover", "upriver.client.mover", "upriver.client.sync.mover", "SyncClient[Mover]"),
     SyncClass(
         "Consumer",
@@ -55,7 +61,7 @@ SYNC_CLASSES = (
         "upriver.client.sync.consumer",
         "BatchIterator",
         "upriver.client.sync.batch_iterator",
-        frozenset({"changes", "several", "leave"}),
+        frozenset({"changes", "several", "leave", "cluster", "connections"}),
     ),
 )
 
@@ -70,7 +76,7 @@ def generated(wanted: SyncClass) -> str:
     source = path_of(wanted.origin).read_text()
     tree = ast.parse(source)
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == wanted.name)
-    members = "\n\n".join([*_attributes(found, source.splitlines()), *_members(found, wanted)])
+    members = "\n\n".join([*_attributes(found, source.splitlines(), wanted), *_members(found, wanted)])
     text = "\n".join(
         [
             HEADER.format(name=wanted.name, origin=wanted.origin),
@@ -97,11 +103,13 @@ def _imports(tree: ast.Module, wanted: SyncClass) -> Iterator[str]:
     yield f"from {wanted.base_origin} import {wanted.base.partition('[')[0]}"
 
 
-def _attributes(found: ast.ClassDef, lines: list[str]) -> Iterator[str]:
+def _attributes(found: ast.ClassDef, lines: list[str], wanted: SyncClass) -> Iterator[str]:
     """A read-only property for each public attribute that the class declares; its comment becomes the docstring."""
     for node in found.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
-            name, comment = node.target.id, lines[node.lineno - 2].strip().removeprefix("#: ")
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        name, comment = node.target.id, lines[node.lineno - 2].strip().removeprefix("#: ")
+        if not name.startswith("_") and name not in wanted.left_out:
             yield f'''    @property
     def {name}(self) -> {ast.unparse(node.annotation)}:
         """{comment}"""

@@ -18,7 +18,7 @@ COMMANDS = [
 
 
 @pytest.fixture(autouse=True)
-def whoever_types(monkeypatch: pytest.MonkeyPatch) -> None:
+def user_of_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the files that the pages name, and a password."""
     monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
     monkeypatch.setattr(click.Path, "convert", lambda _, value, *_where: Path(value))

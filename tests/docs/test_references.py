@@ -33,8 +33,7 @@ def test_the_tree_of_the_architecture_is_that_of_the_source() -> None:
     drawn = (ROOT / "docs" / "architecture.md").read_text().split("```")[1]
     first = re.findall(r"^  (\w+(?:/|\.py))", drawn, re.MULTILINE)
     second = re.findall(r"^    (\w+/)", drawn, re.MULTILINE)
-    packages = {path.parent for path in SOURCE.rglob("__init__.py")}
-    assert set(first) == {f"{path.name}/" for path in packages if path.parent == SOURCE} | {
-        path.name for path in SOURCE.glob("*.py") if not path.name.startswith("__")
-    }
-    assert set(second) == {f"{path.name}/" for path in packages if path.parent.parent == SOURCE}
+    packages = [path.parent for path in SOURCE.rglob("__init__.py")]
+    modules = [path.name for path in SOURCE.glob("*.py") if not path.name.startswith("__")]
+    assert sorted(first) == sorted([*modules, *(f"{path.name}/" for path in packages if path.parent == SOURCE)])
+    assert sorted(second) == sorted(f"{path.name}/" for path in packages if path.parent.parent == SOURCE)

@@ -11,7 +11,7 @@ from upriver.engine import Bucket
 from upriver.model import VbucketState
 from upriver.node._fast_path import FastPath
 from upriver.node.auth.users_file import Users
-from upriver.node.cluster_map import ClusterConfig, single_node
+from upriver.node.cluster_map import NodeClusterMap, single_node
 from upriver.node.commands import COMMANDS, CommandHandler
 from upriver.node.embedded import EmbeddedNode
 from upriver.node.session import Session
@@ -224,7 +224,7 @@ class SocketPeer(Peer):
 
 @dataclass
 class ManualNode:
-    """A node without a network, whose time is the test's and whose disk writes when it is told."""
+    """A node without a network, whose time and disk the test controls."""
 
     time: ManualTime
     node: NodeState
@@ -266,7 +266,7 @@ def open_manual_node(
         clock=time,
         ticks=time,
         started=time.now,
-        cluster=ClusterConfig(config),
+        cluster=NodeClusterMap(config),
         users=users,
         limits=limits or Limits(),
         commands=COMMANDS,

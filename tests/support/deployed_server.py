@@ -29,12 +29,12 @@ _LOGIN: Final = _MECHANISM.make_auth_info(PASSWORD)
 
 @dataclass
 class DeployedServer:
-    """Some vbuckets, served to whoever logs in."""
+    """Some vbuckets, served to every client that logs in."""
 
     vbuckets: int = 2
-    #: Each connection is cut after so many changes; None for never.
+    #: Each connection is cut after this many changes; None for never.
     cut_after: int | None = None
-    #: Vbuckets that are refused, with a map that says who has them.
+    #: Vbuckets that are refused, with a map that names their owner.
     elsewhere: dict[int, int] = field(default_factory=dict)
     #: Streams say nothing of what was written after they began.
     mute: bool = False
@@ -93,7 +93,7 @@ class DeployedServer:
         writer.close()
 
     def config(self) -> bytes:
-        """The cluster map; its second server is whoever has what is elsewhere."""
+        """The cluster map; its second server has the vbuckets that are elsewhere."""
         ports = [self.port, *self.elsewhere.values()][:2]
         servers = [f"$HOST:{port}" for port in ports]
         owners = [[1 if number in self.elsewhere else 0] for number in range(self.vbuckets)]

@@ -30,7 +30,7 @@ RETENTION = Retention(history_s=0, history_bytes=0, tombstone_s=0)
 
 
 class Follower(Protocol):
-    """Whoever receives a stream."""
+    """A receiver of a stream."""
 
     stream: "Stream | Ranges | None"
     wants: Options
@@ -206,7 +206,7 @@ class Copy:
     def crash(self) -> None:
         self.bucket.abandon()
         self.bucket = self._open()
-        if self.owner:  # a promotion that never reached the disk is done again by whoever ordered it
+        if self.owner:  # a promotion that never reached the disk is ordered again
             self.vbucket.set_state(VbucketState.ACTIVE)
 
     def restart(self) -> None:
@@ -370,7 +370,7 @@ class Cluster:
             self.nodes[n].vbucket.set(b"key%d" % key, b"%*d" % (200 * (self.values % 2), self.values))
 
     def do_print(self, n: int, start: int) -> None:
-        """start: 0 as we do, 1 the first seqno that is sent, less than 0 where a snapshot began that is long whole."""
+        """start: 0 as we do, 1 the first seqno that is sent, less than 0 the start of an older snapshot."""
         self.nodes[n].prints = start
 
     def do_delete(self, n: int, key: int) -> None:
@@ -426,7 +426,7 @@ class Cluster:
         self.nodes[n].restart()
 
     def do_promote(self, n: int, old: int) -> None:
-        """old: 0 unreachable, 1 goes on as an owner that nobody told, 2 is told and ends its streams."""
+        """old: 0 unreachable, 1 goes on as an owner that was not told, 2 is told and ends its streams."""
         node, before = self.nodes[n], self.active()
         if node.role != "replica":
             return
@@ -600,7 +600,7 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
     outside = rng.choice(([3], [4], [4], [5], [5], [6], [7]))
     faults = rng.sample(FAULTS, rng.randrange(2, 5))
     rush, habit, patience = rng.choice((2, 3, 5)), rng.choice((0.1, 0.3, 0.6)), rng.choice((0.1, 0.5, 0.9))
-    # How often somebody outside follows a replica, which may stand in mid-snapshot itself.
+    # How often a foreign consumer follows a replica, which may be in mid-snapshot itself.
     chained = rng.choice((0.1, 0.1, 0.8))
 
     def do(*event: Any) -> None:
@@ -610,7 +610,7 @@ def random_script(rng: random.Random, cluster: Cluster) -> list[tuple[Any, ...]]
     for n in range(nodes):
         do("print", n, rng.choice((0, 0, 0, 1, 1, -1, -3)))
     if rng.random() < 0.7:
-        # A common past: what follows then happens to copies that hold something whole already.
+        # A common past: what follows then happens to copies that are consistent and not empty.
         for key in range(keys + 1):
             do("set", 0, key)
         for f in (*range(1, nodes), *outside):

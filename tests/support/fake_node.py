@@ -136,7 +136,7 @@ class FakePeer:
             node.settings,
             node.now,
             successor=successor_by_tap(name),
-            places=self._client.places,
+            positions=self._client.positions,
             elsewhere=self._client.elsewhere,
             warn=node.warnings.append,
         )
@@ -188,7 +188,7 @@ class FakePeer:
             self._tap.lose()
             done = self._tap.done or self._client.anonymous
             self.node.clients.left(
-                self._client, self._tap.places, self.node.clock(), elsewhere=self._tap.elsewhere, done=done
+                self._client, self._tap.positions, self.node.clock(), elsewhere=self._tap.elsewhere, done=done
             )
 
 

@@ -1,6 +1,6 @@
 """A store for tests of the protocol: each vbucket is a list of changes in memory.
 
-It implements ``Source``, ``SourceVbucket`` and ``History`` of ``protocol.producer`` as plainly as possible. Every
+It implements ``Source``, ``SourceVbucket`` and ``SourceCursor`` of ``protocol.producer`` as plainly as possible. Every
 version of every key is kept, a snapshot is computed when it is announced, and nothing is on disk until ``reach_disk``.
 """
 
@@ -57,9 +57,9 @@ class FakeVbucket:
         self.flush_marks: list[int] = []
         #: The seqnos at which a checkpoint was closed.
         self.checkpoint_ends: list[int] = []
-        self.histories: dict[str, FakeHistory] = {}
-        self.waiting: dict[FakeHistory, Callable[[], object]] = {}
-        self.waiting_for_disk: dict[FakeHistory, Callable[[], object]] = {}
+        self.cursors: dict[str, FakeCursor] = {}
+        self.waiting: dict[FakeCursor, Callable[[], object]] = {}
+        self.waiting_for_disk: dict[FakeCursor, Callable[[], object]] = {}
         self._snapshot_end = 0
         self._revisions: Counter[bytes] = Counter()
 
@@ -156,7 +156,7 @@ class FakeVbucket:
             self.consistent_points.append(self.high_seqno)
         self.state, self.successor, self.taken_over = state, successor, False
         self.source.role_changes.append(self.number)
-        self.end_histories("state changed")
+        self.end_cursors("state changed")
 
     def may_hand_over_to(self, successor: str) -> bool:
         """Whether this successor may take the copy over."""
@@ -170,12 +170,12 @@ class FakeVbucket:
         self.checkpoint_ends = []
         self.flush_marks.append(self.source.new_uuid())
         self.failover_log = FailoverLog.fresh(self.source.new_uuid())
-        self.end_histories("flushed")
+        self.end_cursors("flushed")
 
     def roll_back(self, seqno: int) -> None:
         """A replica discards what lies above the newest consistent point at or below this seqno."""
         self._truncate(max(point for point in self.consistent_points if point <= seqno))
-        self.end_histories("rolled back")
+        self.end_cursors("rolled back")
 
     def _truncate(self, seqno: int) -> None:
         self.versions = [version for version in self.versions if version.change.seqno <= seqno]
@@ -193,10 +193,10 @@ class FakeVbucket:
         """Close the open checkpoint and begin another."""
         self.checkpoint_ends.append(self.high_seqno)
 
-    def end_histories(self, reason: str) -> None:
+    def end_cursors(self, reason: str) -> None:
         """All streams lose what they read from."""
-        for history in list(self.histories.values()):
-            history.end(reason)
+        for cursor in list(self.cursors.values()):
+            cursor.end(reason)
         self._wake()
         self.wake_for_disk()
 
@@ -219,7 +219,7 @@ class FakeVbucket:
         return sorted((v for v in versions if v.change.seqno > after), key=lambda version: version.change.seqno)
 
 
-class FakeHistory:
+class FakeCursor:
     """A position in a vbucket's list of changes."""
 
     def __init__(self, vbucket: FakeVbucket, name: str, start: int, end: int, options: StreamOptions) -> None:
@@ -238,7 +238,7 @@ class FakeHistory:
         self._first_end: int | None = vbucket.consistent_seqno
         #: What is not read yet of the announced snapshot.
         self._unread: deque[Record] = deque()
-        vbucket.histories[name] = self
+        vbucket.cursors[name] = self
         if start == end:
             self.end("ok")
 
@@ -362,8 +362,8 @@ class FakeHistory:
             self.end_reason = reason
             self.snapshot = None
             self._unread.clear()
-        if self.vbucket.histories.get(self.name) is self:
-            del self.vbucket.histories[self.name]
+        if self.vbucket.cursors.get(self.name) is self:
+            del self.vbucket.cursors[self.name]
 
 
 def _frame(record: Record, opaque: int) -> bytes:
@@ -395,7 +395,7 @@ class FakeSource:
 
     def delete_vbucket(self, number: int) -> None:
         """Remove a vbucket."""
-        self.by_number.pop(number).end_histories("state changed")
+        self.by_number.pop(number).end_cursors("state changed")
 
     def reach_disk(self) -> bool:
         """Everything done so far is on disk; False if it was already."""
@@ -424,15 +424,15 @@ class FakeSource:
         except (re.error, ValueError) as error:
             raise InvalidArguments(str(error)) from None
 
-    def history(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> FakeHistory:
+    def cursor(self, vbucket: int, name: str, start: int, end: int, options: StreamOptions) -> FakeCursor:
         found = self.by_number[vbucket]
         if not found.streamable:
             raise TemporaryFailure("there is nothing to stream yet", vbucket=vbucket)
-        if name in found.histories:
-            raise KeyExists(f"there is a history {name!r} already", vbucket=vbucket)
+        if name in found.cursors:
+            raise KeyExists(f"there is a cursor {name!r} already", vbucket=vbucket)
         if 0 < start < found.purge_seqno:
             raise RollbackRequired("deletions in between were purged", vbucket=vbucket, seqno=0)
-        return FakeHistory(found, name, start, end, options)
+        return FakeCursor(found, name, start, end, options)
 
     def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:
         self.by_number[vbucket].set_state(state, successor=successor)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Proxy:
-    """Passes bytes on to a port, in pieces of any size, until it is told otherwise."""
+    """Passes bytes on to a port, in pieces of any size, until a test asks for a fault."""
 
     def __init__(self, target_port: int, seed: int) -> None:
         self._target = target_port
@@ -21,7 +21,7 @@ class Proxy:
         self.refusing = False
         #: Hears what passes, with the writer that it goes to: one for each direction of each connection.
         self.overhear: Callable[[asyncio.StreamWriter, bytes], object] | None = None
-        #: Each connection is cut after so many bytes from the node; None for never.
+        #: Each connection is cut after this many bytes from the node; None for never.
         self.cut_after_bytes: int | None = None
         self.cuts = 0
         self.port = 0

@@ -32,7 +32,7 @@ class Wire:
         self.from_node = bytearray()
 
     def take(self, size: int | None = None) -> bytes:
-        """What comes next from the node, so many bytes of it at most."""
+        """What comes next from the node, at most this many bytes of it."""
         if not self.from_node:
             self.from_node += self._produced()
         data = bytes(self.from_node[:size])

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tests.support.command_peers import ManualTimer
 from upriver.engine import Bucket, Vbucket
-from upriver.node.cluster_map import ClusterConfig, single_node
+from upriver.node.cluster_map import NodeClusterMap, single_node
 from upriver.node.commands import COMMANDS
 from upriver.node.options import ListenAddress
 from upriver.node.server import add_services
@@ -136,7 +136,7 @@ class InMemoryNode:
             clock=self.clock,
             ticks=lambda: self.scheduler.now,
             started=self.clock(),
-            cluster=ClusterConfig(
+            cluster=NodeClusterMap(
                 single_node(bucket="default", uuid="0" * 32, kv_port=1, mgmt_port=1, vbuckets=vbuckets, active=[])
             ),
             commands=COMMANDS,

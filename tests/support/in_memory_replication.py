@@ -61,7 +61,7 @@ class ConnectionPair:
         return bool(sent or back)
 
     def deliver(self, to_consumer: int, to_producer: int) -> None:
-        """Deliver so many bytes in each direction."""
+        """Deliver this many bytes in each direction."""
         piece, self.to_consumer = bytes(self.to_consumer[:to_consumer]), self.to_consumer[to_consumer:]
         self.incoming(piece)
         piece, self.to_producer = bytes(self.to_producer[:to_producer]), self.to_producer[to_producer:]

@@ -22,12 +22,12 @@ BYTES_MAX = 40
 
 @cache
 def numbers(size: int) -> st.SearchStrategy[int]:
-    """Numbers of so many bytes."""
+    """Numbers of this many bytes."""
     return st.integers(0, 2 ** (8 * size) - 1)
 
 
 def codes(kind: type[int], size: int) -> st.SearchStrategy[int]:
-    """Codes with a name, and numbers that nobody has named yet."""
+    """Codes with a name, and numbers without one."""
     assert issubclass(kind, enum.Enum)
     return st.one_of(st.sampled_from(list(kind)), numbers(size).map(kind))
 
@@ -40,7 +40,7 @@ def messages(draw: st.DrawFn, cls: type[Message]) -> Message:
 
 
 def unknown_messages(dialect: Dialect) -> st.SearchStrategy[Message]:
-    """Requests whose opcode nobody has declared, and answers to anything with a status that no class claims."""
+    """Requests with an undeclared opcode, and answers to anything with a status that no class claims."""
     undeclared = [opcode for opcode in range(256) if dialect.request_title(opcode) is None]
     body = {name: st.binary(max_size=BYTES_MAX) for name in ("extras", "key", "value")}
     return st.one_of(

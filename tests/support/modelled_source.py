@@ -18,6 +18,8 @@ class ModelledVbucket:
     versions: list[tuple[int, str, int | None]] = field(default_factory=list)
     log: FailoverLog = field(default_factory=lambda: failover_log((1, 0)))
     exact: bool = False
+    #: Every version from here on is retained.
+    floor: int = 0
     purge_seqno: int = 0
     uuids: int = 1
     values: int = 0
@@ -28,18 +30,25 @@ class ModelledVbucket:
 
     @property
     def state(self) -> SourceState:
-        return SourceState(self.log, self.high, self.purge_seqno, 0 if self.exact else None)
+        return SourceState(self.log, self.high, self.purge_seqno, self.floor if self.exact else None)
 
     def write(self, key: str, *, delete: bool) -> None:
         self.values += 1
         self.versions.append((self.high + 1, key, None if delete else self.values))
 
-    def fail_over(self, lost: int) -> None:
-        """The last changes are gone, and others take their seqnos."""
+    def fail_over(self, lost: int, *, received: bool = False) -> None:
+        """The last changes are gone, and others take their seqnos. A copy that received its history has no old ones."""
         self.versions = self.versions[: max(0, len(self.versions) - lost)]
         self.purge_seqno = min(self.purge_seqno, self.high)
+        self.floor = min(self.floor, self.high)
+        if received:
+            self.forget()
         self.uuids += 1
         self.log = self.log.branch(self.uuids, self.high)
+
+    def forget(self) -> None:
+        """No reader gets a version any more that is superseded now."""
+        self.floor = self.high
 
     def purge(self) -> None:
         """Forget the deletions that are current now."""
@@ -50,7 +59,8 @@ class ModelledVbucket:
 
     def read(self, start: int, end: int) -> list[tuple[int, str, int | None]]:
         """Each key once: the version that is current, or with exact ends the one that was."""
-        newest = {key: seqno for seqno, key, _ in self.versions if not self.exact or seqno <= end}
+        is_exact = self.exact and self.floor <= end
+        newest = {key: seqno for seqno, key, _ in self.versions if not is_exact or seqno <= end}
         return [version for version in self.versions if start < version[0] <= end and newest[version[1]] == version[0]]
 
     def rollback_for(self, place: VbucketOffset) -> int | None:

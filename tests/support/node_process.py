@@ -153,7 +153,7 @@ class BackgroundClient:
 
 @contextmanager
 def served_meanwhile(port: int, worst_s_max: float = 2.0) -> Iterator[BackgroundClient]:
-    """Another client, which is served all the time: never slower than so many seconds."""
+    """Another client, which is served all the time: never slower than this many seconds."""
     probe = BackgroundClient(port)
     try:
         yield probe
@@ -249,7 +249,7 @@ def threads() -> set[str]:
 
 
 def gets(key: bytes, count: int, vbucket: int = 0) -> bytes:
-    """So many gets in a row, numbered by their opaque."""
+    """A number of gets in a row, numbered by their opaque."""
     packet = bytearray(Get(key=key, vbucket=vbucket).encode())
     pieces = []
     for number in range(count):
@@ -259,7 +259,7 @@ def gets(key: bytes, count: int, vbucket: int = 0) -> bytes:
 
 
 def noops(count: int) -> bytes:
-    """So many noops in a row, numbered by their opaque: requests that the compiled loop leaves to the session."""
+    """A number of noops in a row, numbered by their opaque: requests that the compiled loop leaves to the session."""
     return b"".join(Noop(opaque=number).encode() for number in range(count))
 
 

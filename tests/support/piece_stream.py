@@ -19,7 +19,7 @@ class PieceStream(StreamingSession):
         self.runs += 1
 
     def receive(self, message: Message) -> bool:
-        raise AssertionError(f"nobody sends {message}")
+        raise AssertionError(f"unexpected message {message}")
 
     def produce(self) -> bytes:
         return self.pieces.pop(0) if self.pieces else b""

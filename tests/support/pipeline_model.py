@@ -37,7 +37,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def value_of(number: int) -> bytes:
-    """What the model's number is at a node: every third is no JSON, and the fields are not the same everywhere."""
+    """What the model's number is at a node: every third is not JSON, and the fields are not the same everywhere."""
     if number % 3 == 0:
         return b"plain %d \xff" % number
     return b'{"n": %d, "text": "word%d", "only%d": true}' % (number, number, number % 4)

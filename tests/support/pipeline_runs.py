@@ -1,4 +1,4 @@
-"""Pipelines on a real Spark, run to the end of what is there; and a node that dies."""
+"""Pipelines on a real Spark, run to the end of what is there; and a node that is killed."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from upriver.pipelines import Pipeline
+from upriver.pipelines.core.directory import RunDirectory
 
 PATIENCE_S = 240
 
@@ -15,9 +16,10 @@ def run_once(spark: SparkSession, pipeline: Pipeline, directory: Path, attempts:
 
     A Spark that fails for its own reasons, with which a machine under load abounds, is started again.
     """
-    pipeline.open(directory / "own")
+    kept = RunDirectory(directory)
+    pipeline.open(kept)
     changes = spark.readStream.format("upriver").options(**pipeline.reader_options()).load()
-    query = pipeline.start(changes, directory / "checkpoint", once=True)
+    query = pipeline.start(changes, kept.spark, once=True)
     try:
         query.awaitTermination(PATIENCE_S)
         assert not query.isActive

@@ -107,7 +107,7 @@ DIFFERENCES = (
             '+ mutation 2 rev 1 flags 0 lock 0 b={"j":2}',
         ),
         "Item flags go out in network order; every UPR dialect tells an expiration; and a stream that ends "
-        "at 3 holds the state that was current at 3, because a consumer takes its end for a whole state. "
+        "at 3 holds the state that was current at 3, because a consumer takes its end for a consistent state. "
         "The early build left out what had been superseded since.",
     ),
     Difference(
@@ -134,7 +134,7 @@ DIFFERENCES = (
     ),
 )
 
-_BRANCH = "Whoever becomes active starts a branch of its own, also after a takeover; the source's log is kept below it."
+_BRANCH = "A copy that becomes active starts its own branch, also after a takeover; the source's log is kept below it."
 _EXPIRATIONS = (
     "We also ask to be told expirations as such, with `enable_expiry_opcode`, which that server did not know."
 )

@@ -6,7 +6,7 @@ place of the recorded one), times, data types. What the two servers say is then 
 of text.
 
 A snapshot may be cut in pieces at will, and its start may be printed as the last seqno before it or as the first in it.
-So markers are no lines of their own. All changes up to the next message of another kind are one *run*; of its markers
+So markers are not lines of their own. All changes up to the next message of another kind are one *run*; of its markers
 counts which flags they had and where the last one ends. Where the first marker of a stream starts counts as printed,
 and the others start behind the last change: any other start is a line. Of opaques counts whose request they echo.
 """
@@ -23,8 +23,8 @@ from upriver.wire.framing import MEMCACHED
 
 FOLDER = Path(__file__).parent.parent / "data" / "transcripts"
 
-#: Of a stream, of a request without one, and of the connection itself.
-Place = tuple[str, int | None]
+#: What a list of lines belongs to: the connection, and the vbucket of a stream; None for other messages.
+ConversationPart = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Conversation:
     #: The vbucket of each request that was sent, by opcode and opaque; answers name none.
     asked: dict[tuple[int, int], list[int]] = field(default_factory=lambda: defaultdict(list))
 
-    def lines(self) -> dict[Place, list[str]]:
+    def lines(self) -> dict[ConversationPart, list[str]]:
         """The messages by vbucket, normalised."""
         asked = {key: list(vbuckets) for key, vbuckets in self.asked.items()}
-        by_vbucket: dict[Place, list[Message]] = defaultdict(list)
+        by_vbucket: dict[ConversationPart, list[Message]] = defaultdict(list)
         for message in self.messages:
             vbucket = message.vbucket if isinstance(message, Request) else None
             if isinstance(message, Response):
@@ -123,7 +123,7 @@ def normalised(messages: list[Message], requests: list[int]) -> Iterator[str]:
     for message in messages:
         if isinstance(message, OF_STREAMS) and message.opaque != stream:
             stream = message.opaque
-            yield f"stream {requests.index(stream)}" if stream in requests else "a stream that nobody asked for"
+            yield f"stream {requests.index(stream)}" if stream in requests else "a stream that was not requested"
         match message:
             case dcp.SnapshotMarker():
                 flags.add(f"0x{int(message.flags):x}")
@@ -223,7 +223,7 @@ class Replay:
             self.ours[name].closed = peer.closed
 
     def _with_our_uuid(self, packet: bytes) -> bytes:
-        """Each server invents its uuids: what it told in one place it is told again in another."""
+        """Each server chooses its uuids: where a client repeats a recorded one, it gets ours instead."""
         if packet[0] != 0x80 or packet[1] != 0x53:
             return packet
         known: dict[int, int] = {}
@@ -234,9 +234,9 @@ class Replay:
         theirs = int.from_bytes(packet[place], "big")
         return packet[: place.start] + known.get(theirs, theirs).to_bytes(8, "big") + packet[place.stop :]
 
-    def differences(self) -> dict[Place, list[str]]:
+    def differences(self) -> dict[ConversationPart, list[str]]:
         """What the two do not have in common: ``-`` was recorded, ``+`` is ours."""
-        out: dict[Place, list[str]] = {}
+        out: dict[ConversationPart, list[str]] = {}
         for name, conversation in self.recorded.items():
             recorded, ours = conversation.lines(), self.ours[name].lines()
             for place in {**recorded, **ours}:
@@ -258,7 +258,7 @@ class ConsumerReplay:
     def __init__(self, recording: str) -> None:
         self.recorded: dict[str, Conversation] = {}
         self.ours: dict[str, Conversation] = {}
-        self._laboratories: dict[str, InMemoryNode] = {}
+        self._nodes: dict[str, InMemoryNode] = {}
         self._peers: dict[str, Peer] = {}
         #: What our node calls what the recorded one called otherwise, by connection.
         self._opaques: dict[str, dict[bytes, bytes]] = defaultdict(dict)
@@ -278,23 +278,23 @@ class ConsumerReplay:
             self._learn(line.connection)
         self.pass_by(0.0)
 
-    def _laboratory(self, connection: str) -> InMemoryNode:
+    def _node_of(self, connection: str) -> InMemoryNode:
         server = connection.rstrip("0123456789")[-1:] if connection.rstrip("0123456789")[-1:].isupper() else ""
-        if server not in self._laboratories:
-            self._laboratories[server] = InMemoryNode(vbuckets=64)
-        return self._laboratories[server]
+        if server not in self._nodes:
+            self._nodes[server] = InMemoryNode(vbuckets=64)
+        return self._nodes[server]
 
     def pass_by(self, seconds: float) -> None:
         """Let time pass on all servers."""
         self._now += seconds
-        for node in self._laboratories.values():
+        for node in self._nodes.values():
             node.pass_by(seconds)
         for name, peer in self._peers.items():
             self.ours[name].messages += peer.take()
             self.ours[name].closed = peer.closed
 
     def _send(self, line: Line) -> None:
-        node = self._laboratory(line.connection)
+        node = self._node_of(line.connection)
         if line.connection not in self._peers:
             self._peers[line.connection] = node.connect(line.connection)
         for packet in packets_of(line.data):
@@ -332,9 +332,9 @@ class ConsumerReplay:
         told = zip(self.recorded[connection].uuids(), self.ours[connection].uuids(), strict=False)
         self._uuids |= dict(told)
 
-    def differences(self) -> dict[Place, list[str]]:
+    def differences(self) -> dict[ConversationPart, list[str]]:
         """What the two do not have in common, without the acknowledgements: ``-`` was recorded, ``+`` is ours."""
-        out: dict[Place, list[str]] = {}
+        out: dict[ConversationPart, list[str]] = {}
         for name, conversation in self.recorded.items():
             recorded, ours = without_acks(conversation).lines(), without_acks(self.ours[name]).lines()
             for place in {**recorded, **ours}:

@@ -1,7 +1,5 @@
 """A node process that can be killed and started again on the same port."""
 
-import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,17 @@ def free_port() -> int:
 class RestartableNode:
     """A node in a process of its own. After ``kill`` and ``start`` it has what was on disk."""
 
-    def __init__(self, directory: Path, ack: str = "memory", dialect: str = "dcp", vbuckets: int = 4) -> None:
+    def __init__(
+        self, directory: Path, ack: str = "memory", dialect: str = "dcp", vbuckets: int = 4, *arguments: str
+    ) -> None:
         self.directory = directory
-        self.arguments = ["--data", str(directory), "--vbuckets", str(vbuckets), "--ack", ack]
+        self.arguments = ["--data", str(directory), "--vbuckets", str(vbuckets), "--ack", ack, *arguments]
         #: The settings that a consumer needs. The first draft has a listener of its own.
         self.settings: dict[str, Any] = {"dialect": dialect}
         if dialect == "upr_draft1":
             self.settings["stream_port"] = port = free_port()
             self.arguments += ["--listen", f"127.0.0.1:{port},dialect=upr_draft1,anonymous"]
-        self.process = NodeProcess("--port", "0", *self.arguments)
+        self.process = self._started(0)
         self.port = self.process.port
 
     @property
@@ -36,12 +36,14 @@ class RestartableNode:
 
     def kill(self) -> None:
         """``kill -9``."""
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.process.communicate()
+        self.process.__exit__()
 
     def start(self) -> None:
         """Start again at the same address."""
-        self.process = NodeProcess("--port", str(self.port), *self.arguments)
+        self.process = self._started(self.port)
+
+    def _started(self, port: int) -> NodeProcess:
+        return NodeProcess("--port", str(port), *self.arguments, log=self.directory.with_suffix(".log"))
 
     def stop_persistence(self) -> None:
         """Stop writing to disk: what is written from now on is lost when the node is killed."""

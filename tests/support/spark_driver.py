@@ -32,7 +32,7 @@ class Query:
     def __init__(self, **options: Any) -> None:
         self._options = options
         self._start()
-        self.offset = self.end = self._logged(self._reader.initialOffset())
+        self.offset = self.end = self.initial()
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +50,10 @@ class Query:
         self._options |= options
         self._reader.stop()
         self._start()
+
+    def initial(self) -> dict[str, Any]:
+        """The offset at which the query starts, which Spark asks for until the first batch is committed."""
+        return self._logged(self._reader.initialOffset())
 
     def plan(self) -> bool:
         """Log the end of the next micro-batch; whether there is anything new."""

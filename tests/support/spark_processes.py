@@ -39,8 +39,19 @@ _SETTINGS = {
 
 def settings(**more: str) -> list[str]:
     """The arguments that keep a Spark small and quick; in names of more settings ``_`` stands for a dot."""
-    chosen = _SETTINGS | {name.replace("_", "."): value for name, value in more.items()}
-    return [part for name, value in chosen.items() for part in ("--conf", f"{name}={value}")]
+    return [part for name, value in _chosen(more).items() for part in ("--conf", f"{name}={value}")]
+
+
+def settings_folder(directory: Path, **more: str) -> Path:
+    """The same as Spark's defaults for ``SPARK_CONF_DIR``, for programs that start Spark by themselves."""
+    directory.mkdir()
+    lines = [f"{name} {value}\n" for name, value in _chosen(more).items()]
+    (directory / "spark-defaults.conf").write_text("".join(lines))
+    return directory
+
+
+def _chosen(more: dict[str, str]) -> dict[str, str]:
+    return _SETTINGS | {name.replace("_", "."): value for name, value in more.items()}
 
 
 @contextmanager
@@ -102,19 +113,40 @@ def service(command: list[str], log: Path, says: str, **environment: str) -> Ite
         yield str(found[0])
 
 
+class SparkCluster:
+    """A master and its workers. Each worker has a directory for temporary files of its own, as another machine has."""
+
+    def __init__(self, directory: Path, master: str) -> None:
+        self.master = master
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._directory = directory
+
+    def executors(self, worker: int) -> int:
+        """The number of executors that a worker has started."""
+        return len(list((self._directory / f"work{worker}").glob("app-*/*/stderr")))
+
+    def kill(self, worker: int) -> None:
+        """``kill -9`` of a worker and its executor, as if its machine was gone."""
+        os.killpg(self.workers[worker].pid, signal.SIGKILL)
+        self.workers[worker].wait()
+
+
 @contextmanager
-def cluster(directory: Path, workers: int, **environment: str) -> Iterator[str]:
-    """A master and so many workers with a core each, which may still be on their way; the master's address."""
+def cluster(directory: Path, workers: int, **environment: str) -> Iterator[SparkCluster]:
+    """A master and a number of workers with a core each, which may still be on their way."""
     place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     master = [script("spark-class"), "org.apache.spark.deploy.master.Master", *place]
     with ExitStack() as stack:
         log, says = directory / "master.log", r"Starting Spark master at (spark://127\.0\.0\.1:\d+)"
-        address = stack.enter_context(service(master, log, says, **environment))
+        found = SparkCluster(directory, stack.enter_context(service(master, log, says, **environment)))
         for number in range(workers):
             worker = [script("spark-class"), "org.apache.spark.deploy.worker.Worker", *place]
-            more = ["--cores", "1", "--memory", "512m", "--work-dir", str(directory / f"work{number}"), address]
-            stack.enter_context(_started([*worker, *more], directory / f"worker{number}.log", **environment))
-        yield address
+            more = ["--cores", "1", "--memory", "512m", "--work-dir", str(directory / f"work{number}"), found.master]
+            temporary = directory / f"temporary{number}"
+            temporary.mkdir()
+            log, given = directory / f"worker{number}.log", {"TMPDIR": str(temporary), **environment}
+            found.workers.append(stack.enter_context(_started([*worker, *more], log, **given)))
+        yield found
 
 
 @contextmanager

@@ -17,7 +17,7 @@ _STARTS_SPARK = re.compile(r"\bmark\.spark\b")
 class SparkScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """One unit of work for all files that use the session, one for each file that starts Spark processes of its own.
 
-    Every other test is a unit by itself. The largest units are handed out first.
+    Every other test is a unit by itself. The largest units are distributed first.
     """
 
     def _split_scope(self, nodeid: str) -> str:

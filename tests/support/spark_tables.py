@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from upriver.client import Consumer, SyncKvClient
 from upriver.model import Event
+from upriver.spark import describe_offset
 
 PATIENCE_S = 240
 EVENTS_OF_VBUCKETS = ("rollback", "reset", "flush")
@@ -95,6 +96,20 @@ def catch_up(spark: SparkSession, table: Table, checkpoint: Path, **options: Any
     assert query.awaitTermination(PATIENCE_S)
 
 
+def lose_commit(checkpoint: Path) -> None:
+    """Forget that the last batch with rows was committed, and the batches without rows that follow it."""
+    ends = {int(file.name): _seqnos(file) for file in (checkpoint / "offsets").glob("[0-9]*")}
+    last = max(number for number, seqnos in ends.items() if seqnos != ends.get(number - 1))
+    for folder, first in (("offsets", last + 1), ("commits", last)):
+        for number in range(first, max(ends) + 1):
+            for name in (f"{number}", f".{number}.crc"):
+                (checkpoint / folder / name).unlink(missing_ok=True)
+
+
+def _seqnos(logged: Path) -> list[int]:
+    return [place["seqno"] for place in describe_offset(logged.read_text().splitlines()[-1]).values()]
+
+
 def contents_at(address: str) -> dict[bytes, bytes]:
     """What the node or cluster holds, read without Spark."""
     found: dict[bytes, bytes] = {}
@@ -149,10 +164,15 @@ class PausedTasks:
         self._resumed.touch()
 
 
-def kill_workers() -> int:
-    """Kill the Python workers of this process's Spark as an out-of-memory killer would; how many there were."""
-    parents = _parents()
-    workers = [pid for pid in parents if _is_daemon(pid) and _is_daemon(parents[pid]) and _is_ours(pid, parents)]
+def kill_workers(driver: int | None = None) -> int:
+    """Kill the Python workers of a driver's Spark as an out-of-memory killer would; how many there were.
+
+    The driver is this process, or the one with this id.
+    """
+    parents, driver = _parents(), driver or os.getpid()
+    workers = [
+        pid for pid in parents if _is_daemon(pid) and _is_daemon(parents[pid]) and _is_below(pid, driver, parents)
+    ]
     for pid in workers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -173,9 +193,9 @@ def _is_daemon(pid: int) -> bool:
     return False
 
 
-def _is_ours(pid: int, parents: dict[int, int]) -> bool:
+def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     while pid in parents:
         pid = parents[pid]
-        if pid == os.getpid():
+        if pid == ancestor:
             return True
     return False

@@ -48,7 +48,7 @@ class TapConsumerModel:
         self.peer.put(self.request)
 
     def cut(self, kept: int) -> None:
-        """The connection breaks; only so many of the messages on the way still arrive."""
+        """The connection breaks; only this many of the messages on the way still arrive."""
         if self.peer is None:
             return
         self.node.settle()

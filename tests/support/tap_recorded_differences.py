@@ -29,7 +29,7 @@ DIFFERENCES = (
         "t4",
         38,
         ("+ initial_vbucket_stream", "+ close_backfill"),
-        "Who copies an empty vbucket learns that it is empty, and drops what he has of it.",
+        "A client that copies an empty vbucket learns that it is empty, and drops what it has of it.",
     ),
     Difference("tap_01_dump", "t4", 0, ("+ close_tap_stream",), GOODBYE),
     Difference("tap_01_dump", "t5", 0, ("+ close_tap_stream",), GOODBYE),

@@ -15,7 +15,7 @@ import difflib
 from collections import Counter, defaultdict
 
 from tests.support.in_memory_node import InMemoryNode, Peer
-from tests.support.recording_replay import FOLDER, Line, Place, lines_of, packets_of, pipelined
+from tests.support.recording_replay import FOLDER, ConversationPart, Line, lines_of, packets_of, pipelined
 from upriver.protocol.tap.connect_plan import TapSettings
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Magic, Status
@@ -89,10 +89,10 @@ class Conversation:
         self.closed = False
         self.asked: dict[tuple[int, int], list[int]] = defaultdict(list)
 
-    def lines(self, vbuckets: set[int]) -> dict[Place, list[str]]:
+    def lines(self, vbuckets: set[int]) -> dict[ConversationPart, list[str]]:
         asked = {key: list(numbers) for key, numbers in self.asked.items()}
-        out: dict[Place, list[str]] = defaultdict(list)
-        changes: dict[Place, Counter[str]] = defaultdict(Counter)
+        out: dict[ConversationPart, list[str]] = defaultdict(list)
+        changes: dict[ConversationPart, Counter[str]] = defaultdict(Counter)
         for message in self.messages:
             vbucket = message.vbucket if isinstance(message, Request) else None
             if isinstance(message, Response):
@@ -200,9 +200,9 @@ class TapReplay:
             return True
         return False
 
-    def differences(self) -> dict[Place, list[str]]:
+    def differences(self) -> dict[ConversationPart, list[str]]:
         """What the two do not have in common: ``-`` was recorded, ``+`` is ours."""
-        out: dict[Place, list[str]] = {}
+        out: dict[ConversationPart, list[str]] = {}
         for name, conversation in self.recorded.items():
             recorded, ours = conversation.lines(self.vbuckets), self.ours[name].lines(self.vbuckets)
             for place in {**recorded, **ours}:

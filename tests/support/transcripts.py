@@ -32,7 +32,7 @@ def dialect_of(recording: str) -> Dialect:
 
 
 def packets_of(recording: str) -> Iterator[Packet]:
-    """Every packet in both directions; pipelined ones stand on one line."""
+    """Every packet in both directions; pipelined ones are on one line."""
     text = (_FOLDER / f"{recording}.txt").read_text()
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#"):

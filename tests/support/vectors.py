@@ -1,7 +1,7 @@
 """The byte diagrams of the texts, and what it means that a dialect agrees with them.
 
 A vector has the bytes as printed, the bytes as we put them on the wire, and the printed list of fields. Lengths,
-opcodes and reserved bytes are compared where they stand in the encoded packet, everything else with the attributes
+opcodes and reserved bytes are compared at their place in the encoded packet, everything else with the attributes
 of the decoded message.
 """
 

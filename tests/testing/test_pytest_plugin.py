@@ -1,4 +1,4 @@
-"""The fixture, as somebody sees it who tests a consumer of his own."""
+"""The fixture, as a project sees it that tests its own consumer."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from upriver.node.embedded import EmbeddedNode
 
 pytest_plugins = ["pytester"]
 
-#: Somebody's tests. Nobody names the plugin: installing Upriver is enough.
+#: The tests of another project. They do not name the plugin: installing Upriver is enough.
 TESTS = """
     import socket
     import pytest
@@ -76,7 +76,7 @@ def test_a_test_gets_a_node_of_its_own(pytester: pytest.Pytester) -> None:
         result.stdout.fnmatch_lines([complaint])
 
 
-def test_whoever_tests_something_else_does_not_wait_for_a_node(pytester: pytest.Pytester) -> None:
+def test_other_tests_do_not_wait_for_a_node(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OTHERS)
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=1)
 

@@ -27,6 +27,8 @@ class Thing:
 
     #: How many it has.
     count: int
+    #: What only its event loop may use.
+    sockets: list[int]
     _hidden: int
 
     def __init__(self, path: PathLike[str], *rest: str, limit: int = LIMIT, **others: int) -> None:
@@ -116,7 +118,8 @@ def thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "src" / "upriver" / "base.py").touch()
     (tmp_path / "pyproject.toml").write_text((sync_classes.ROOT / "pyproject.toml").read_text())
     monkeypatch.setattr(sync_classes, "ROOT", tmp_path)
-    each = SyncClass("Thing", "upriver.thing", "upriver.sync_thing", "SyncClient[Thing]", "upriver.base")
+    base, left_out = "SyncClient[Thing]", frozenset({"sockets"})
+    each = SyncClass("Thing", "upriver.thing", "upriver.sync_thing", base, "upriver.base", left_out)
     monkeypatch.setattr(sync_classes, "SYNC_CLASSES", (each,))
     return tmp_path / "src" / "upriver" / "sync_thing.py"
 
