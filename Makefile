@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.h')
 
-.PHONY: help demo test test-slow test-sample check format simulate bench docs clients lock sanitize clean
+.PHONY: help demo test test-slow test-sample check format simulate bench delta-environment docs clients lock sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -34,7 +34,7 @@ test: $(VENV)/.built ## run the tests
 test-slow: $(VENV)/.built ## run all tests, with the deep sizes
 	UPRIVER_TEST_DEPTH=deep $(PYTEST) -m "slow or not slow" --timeout 3600
 
-test-sample: $(VENV)/.built ## run a random tenth of the slow tests: UPRIVER_SLOW_SEED=7 repeats one
+test-sample: $(VENV)/.built ## run a random tenth of the slow tests, with the quick sizes: UPRIVER_SLOW_SEED=7 repeats one
 	$(PYTEST) -m slow --slow-sample 0.1 --timeout 1200
 
 check: $(VENV)/.built ## format, lint, types, generated clients and docs up to date
@@ -49,8 +49,12 @@ simulate: $(VENV)/.built ## run simulated clusters: SEEDS=0-100000, or SEED=7 VE
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-5000)) $(if $(VERBOSE),--verbose) $(if $(MUTATION),--mutation $(MUTATION))
 
 bench: $(VENV)/.built ## measure, as ratios within one run
-	for part in columns engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli targets spark; do \
+	for part in columns documents engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli targets table_parts spark; do \
 	  echo "== $$part"; $(BIN)/python -m bench.$$part || exit 1; done
+
+# For the tests that are marked delta, and for the comparisons of bench.targets. Needs Maven.
+delta-environment: $(VENV)/.built ## make a virtual environment with Spark and Delta in build/delta-environment
+	$(BIN)/python -m tools.delta_environment
 
 format: $(VENV)/.built ## write the format that check wants
 	$(BIN)/ruff format .
@@ -66,7 +70,7 @@ sanitize: $(VENV)/.built ## run the compiled parts' tests under AddressSanitizer
 	for library in $$(find $(SANITIZED)/upriver -name '*.so'); do nm -D $$library | grep -q __asan || { echo "$$library is not instrumented"; exit 1; }; done
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=8 PYTHONMALLOC=malloc \
 	  PYTHONPATH=$(SANITIZED) $(BIN)/python -m pytest -p no:cacheprovider --timeout 1200 $(SANITIZED_TESTS)
-SANITIZED_TESTS := $(addprefix tests/wire/codec/test_,columns.py bulk_requests.py frame_runs.py tap_records.py) tests/node/test_fast_path.py \
+SANITIZED_TESTS := $(addprefix tests/wire/codec/test_,columns.py bulk_requests.py frame_runs.py tap_records.py) tests/node/test_fast_path.py tests/tables/documents tests/tables/keys \
   $(addprefix tests/engine/,table/test_table.py storage/test_block_cache.py test_key_scan.py test_keyvalue.py test_cursor.py test_maintenance.py test_bucket.py test_flusher.py)
 
 docs: $(VENV)/.built ## generate the pages that follow from the source, then build the site

@@ -17,6 +17,8 @@ SANITIZE = ["-fsanitize=address", "-g", "-O1"] if os.environ.get("UPRIVER_SANITI
 
 #: Parts with a slower twin in plain Python.
 WITH_A_TWIN = {
+    "upriver.tables.documents._parsing": "src/upriver/tables/documents/_parsing.pyx",
+    "upriver.tables.keys._keys": "src/upriver/tables/keys/_keys.pyx",
     "upriver.wire.codec._columns": "src/upriver/wire/codec/_columns.pyx",
     "upriver.wire.codec._frame_runs": "src/upriver/wire/codec/_frame_runs.pyx",
     "upriver.wire.codec._tap_records": "src/upriver/wire/codec/_tap_records.pyx",

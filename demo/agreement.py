@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 
 from upriver.client import Consumer
 from upriver.model import Event
 from upriver.pipelines.targets.search.texts import text_of
-from upriver.pipelines.targets.tables.columns import PART
 
 
 def in_nodes(address: str) -> dict[bytes, bytes]:
@@ -28,12 +28,11 @@ def in_nodes(address: str) -> dict[bytes, bytes]:
 
 
 def in_table(path: Path) -> dict[bytes, Any]:
-    """The documents of the table."""
-    rows = DeltaTable(str(path)).to_pyarrow_table().to_pylist()
+    """The documents of the table, read by delta-rs."""
+    table = QueryBuilder().register("documents", DeltaTable(str(path)))
+    rows = pa.table(table.execute("SELECT * FROM documents").read_all()).to_pylist()
     return {
-        row["_key"].encode(): {
-            name: value for name, value in row.items() if name[0] != "_" and name != PART and value is not None
-        }
+        row["_key"].encode(): {name: value for name, value in row.items() if name[0] != "_" and value is not None}
         for row in rows
     }
 

@@ -10,7 +10,7 @@ from docs.inserts import filled
 from docs.protocol_pages import fenced
 from upriver.cli import main
 from upriver.wire import DIALECTS
-from upriver.wire.explain import explain_packet, render
+from upriver.wire.explain import explain_packet, explanation_text
 
 _WIDTH = 80
 PAGE = Path(__file__).parent / "cli.md"
@@ -42,4 +42,4 @@ def _sample() -> Iterator[str]:
     vector = next(v for v in vectors()["upr"]["vectors"] if v["title"] == "UPR_MUTATION command")
     packet = bytes.fromhex(vector["wire"])
     yield "For example, the mutation of the transport specification:"
-    yield fenced(f"$ upriver explain {vector['wire']}\n{render(explain_packet(packet, DIALECTS['upr']))}")
+    yield fenced(f"$ upriver explain {vector['wire']}\n{explanation_text(explain_packet(packet, DIALECTS['upr']))}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from upriver.errors import WireError
-from upriver.wire import DIALECTS, Framer, Message, Response, hexdump
+from upriver.wire import DIALECTS, Framer, Message, Response, read_hexdump
 from upriver.wire.fields import CountedBytes, KeyBytes, Repeat, Reserved, RestBytes, UInt
 from upriver.wire.layout import Field, Layout
 from upriver.wire.message import DraftMessage
@@ -60,7 +60,7 @@ def _recorded() -> dict[type[Message], Example]:
     found: dict[type[Message], Example] = {}
     for path in sorted((DATA / "transcripts").glob("*.txt")):
         dialect = DIALECTS[{"tap": "tap", "upr2014": "upr"}.get(path.name.partition("_")[0], "dcp")]
-        for packet in _packets(hexdump.read(path.read_bytes())):
+        for packet in _packets(read_hexdump(path.read_bytes())):
             try:
                 message = dialect.decode(packet)
             except WireError:

@@ -1,6 +1,6 @@
 """The tables of options in `docs/node.md`, `docs/spark.md` and `docs/pipelines.md`.
 
-They follow from the declarations, and stand between marks in pages that are written by hand.
+They follow from the declarations, and are written between marks in pages that are written by hand.
 """
 
 import dataclasses
