@@ -39,6 +39,16 @@ def test_the_latest_state_of_each_key(spark: SparkSession) -> None:
     assert found == {(0, b"a"): b"3", (1, b"d"): b"kept", (1, b"e"): b"new", (2, b"g"): b"back"}
 
 
+def test_the_latest_state_reads_its_source_once(spark: SparkSession, upriver_node: EmbeddedNode) -> None:
+    with SyncKvClient(upriver_node.address) as kv:
+        kv.set_many({"a": b"1", "b": b"2"})
+        kv.delete("b")
+    frame = spark.read.format("upriver").option("address", upriver_node.address).load()
+    found = latest(frame)
+    assert found._jdf.queryExecution().executedPlan().toString().count("BatchScan") == 1
+    assert [bytes(row.key) for row in found.collect()] == [b"a"]
+
+
 def test_a_deletion_that_was_forgotten_before_it_was_read(spark: SparkSession) -> None:
     with start(vbuckets=1) as node, SyncKvClient(node.address) as kv:
         kv.set_many(dict.fromkeys("abc", b"1"))

@@ -1,6 +1,6 @@
 """Functions for DataFrames of changes: parsed documents, the latest state, the time of a change."""
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 from pyspark.sql.types import StructType
 
@@ -55,23 +55,27 @@ def latest(frame: DataFrame) -> DataFrame:
     """The last mutation of each key in a batch of changes.
 
     Rollbacks, resets and flushes in the batch are applied: they undo earlier rows above their seqno. They cannot
-    restore versions that are not in the batch. The columns ``vbucket``, ``branch``, ``seqno``, ``snapshot_end``,
-    ``event`` and ``key`` are needed.
+    restore versions that are not in the batch. The source is read once. The columns ``vbucket``, ``branch``,
+    ``seqno``, ``snapshot_end``, ``event`` and ``key`` are needed.
     """
-    marks = frame.where(fn.col("event").isin(*_OF_VBUCKETS)).select(
-        *(fn.col(name).alias(f"_{name}") for name in ("vbucket", "branch", "seqno", "snapshot_end"))
-    )
-    of_the_same = fn.col("vbucket") == fn.col("_vbucket")
-    # A reset during the read of a range lies in the middle of a branch. No snapshot has a key twice, so a key whose
-    # deletion was purged before the reset was read in a snapshot that ends before those after the reset.
-    within = (fn.col("branch") == fn.col("_branch")) & (fn.col("snapshot_end") < fn.col("_snapshot_end"))
-    undone = (fn.col("seqno") > fn.col("_seqno")) & ((fn.col("branch") < fn.col("_branch")) | within)
-    held = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).join(
-        fn.broadcast(marks), of_the_same & undone, "left_anti"
-    )
-    # Without a helper column to drop, because a declarative pipeline does not know the columns yet.
-    newest = fn.max_by(fn.struct("*"), fn.struct("branch", "seqno")).alias("_newest")
-    return held.groupBy("vbucket", "key").agg(newest).select("_newest.*").where(fn.col("event") == "mutation")
+    # A window gives each row the marks of its vbucket, because a join would read the source twice. All steps leave the
+    # source unresolved: a declarative pipeline finds its dependencies by that, and does not know the columns yet. So a
+    # struct has the row, and no helper column is added or dropped.
+    is_mark = fn.col("event").isin(*_OF_VBUCKETS)
+    mark = fn.when(is_mark, fn.struct("branch", "seqno", "snapshot_end"))
+    marks = fn.collect_list(mark).over(Window.partitionBy("vbucket")).alias("_marks")
+    rows = frame.select(fn.struct("*").alias("_row"), marks)
+
+    def undoes(mark: Column) -> Column:
+        # A reset during the read of a range lies in the middle of a branch. No snapshot has a key twice, so a key whose
+        # deletion was purged before the reset was read in a snapshot that ends before those after the reset.
+        within = (fn.col("_row.branch") == mark.branch) & (fn.col("_row.snapshot_end") < mark.snapshot_end)
+        return (fn.col("_row.seqno") > mark.seqno) & ((fn.col("_row.branch") < mark.branch) | within)
+
+    held = rows.where(~fn.col("_row.event").isin(*_OF_VBUCKETS) & ~fn.exists("_marks", undoes))
+    newest = fn.max_by("_row", fn.struct("_row.branch", "_row.seqno")).alias("_newest")
+    found = held.groupBy("_row.vbucket", "_row.key").agg(newest).select("_newest.*")
+    return found.where(fn.col("event") == "mutation")
 
 
 def with_event_time(frame: DataFrame, column: str = "event_time") -> DataFrame:
