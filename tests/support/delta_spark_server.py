@@ -4,6 +4,7 @@ Only the standard library, PySpark and PyArrow are imported, because that Python
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -55,10 +56,13 @@ def reply(spark: SparkSession, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    # Statements such as VACUUM print to standard output, from the JVM too.
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     spark = session()
-    print(json.dumps({"ready": spark.version}), flush=True)
+    print(json.dumps({"ready": spark.version}), file=replies, flush=True)
     for line in sys.stdin:
-        print(json.dumps(reply(spark, json.loads(line)), default=str), flush=True)
+        print(json.dumps(reply(spark, json.loads(line)), default=str), file=replies, flush=True)
     spark.stop()
 
 

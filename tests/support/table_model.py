@@ -147,7 +147,8 @@ class ModelledSource(TaskSource):
             self._cluster.disturb(2)
             if self._cluster.choose.random() < 0.03:
                 vbuckets = list(vbuckets)[1:]
-        return {number: self._cluster.states[number] for number in vbuckets}
+        states = self._cluster.states
+        return {number: states[number] for number in vbuckets if number in states}
 
     def rows(self, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
         """The rows of the ranges, mixed, while things happen."""
