@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from upriver.client import SyncKvClient
+from upriver.pipelines.core.session import task_cores
 from upriver.spark import describe_offset
 
 
@@ -26,7 +27,7 @@ def places(_: Iterable[Any]) -> Iterator[tuple[str, str]]:
 def main(source: str, destination: str, directory: str) -> None:
     spark = SparkSession.builder.getOrCreate()
     batch = spark.read.format("upriver").option("address", source).option("minPartitions", "4")
-    told: dict[str, Any] = {"batch": batch.load().count()}
+    told: dict[str, Any] = {"cores": task_cores(spark), "batch": batch.load().count()}
     tasks = spark.sparkContext.range(8, numSlices=8).mapPartitions(places).collect()
     told["executors"], told["files"] = (sorted(set(each)) for each in zip(*tasks, strict=True))
 

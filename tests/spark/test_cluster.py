@@ -53,14 +53,14 @@ def test_a_cluster_gets_the_package_with_the_job(
         kv.set_many({f"k{n}": b"v%d" % n for n in range(1500)})
         kv.delete("k7")
     pythons = {"PYSPARK_PYTHON": bare_python, "PYSPARK_DRIVER_PYTHON": bare_python}
-    with start(vbuckets=8) as other, cluster(tmp_path, 2, **pythons) as processes:
+    with start(vbuckets=8) as other, cluster(tmp_path, 2, cores=2, **pythons) as processes:
         command = [
             script("spark-submit"),
             "--master",
             processes.master,
             "--py-files",
             str(package),
-            *settings(spark_cores_max="2"),
+            *settings(spark_cores_max="4"),
         ]
         job = [str(Path(__file__).parent / "cluster_job.py"), upriver_node.address, other.address, str(tmp_path)]
         # The planning of a stream runs in a Python of the driver's that gets nothing of --py-files.
@@ -68,6 +68,7 @@ def test_a_cluster_gets_the_package_with_the_job(
         told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
         assert len(told["executors"]) == 2
         assert all("/upriver.zip/" in file for file in told["files"]), told
+        assert told["cores"] == 4
         assert told["batch"] == 1500
         assert told["first"] >= 1500
         assert 301 <= told["after"] < 700

@@ -16,7 +16,8 @@ from upriver.spark import ReadOptions, packed_ranges, unpacked_ranges
 from upriver.spark.batch_planner import Range, RangeEnd, RangeRollback
 from upriver.spark.data_source import UpriverDataSource
 from upriver.spark.offsets import VbucketOffset
-from upriver.spark.range_rows import ROWS_WORTH_A_TASK, tasks_for
+from upriver.spark.range_rows import tasks_for
+from upriver.spark.readers import ROWS_WORTH_A_TASK
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

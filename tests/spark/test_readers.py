@@ -17,6 +17,7 @@ from upriver.errors import OptionError, QueryRolledBack
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.spark import describe_offset
+from upriver.spark.readers import ROWS_WORTH_A_TASK
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -132,6 +133,23 @@ def test_there_are_as_many_tasks_as_were_wanted(wanted: int, tasks: int) -> None
         assert len(partitions) == tasks
         numbers = [asked.start.vbucket for partition in partitions for asked in partition.ranges]
         assert sorted(numbers) == list(range(8))
+
+
+@pytest.mark.upriver(vbuckets=16)
+def test_a_large_batch_uses_all_cores(upriver_node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tasks(**options: int) -> int:
+        source = source_of(address=upriver_node.address, **options)
+        return len(source.reader(source.schema()).partitions())
+
+    fill(upriver_node, 100)
+    assert tasks(cores=7) == 2
+    fill(upriver_node, 5 * ROWS_WORTH_A_TASK)
+    assert [tasks(cores=cores) for cores in (1, 3, 5, 64)] == [2, 3, 5, 6]
+    assert tasks(cores=3, minPartitions=8) == 8
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert tasks() == 4
+    with Query(address=upriver_node.address, output="ranges") as query:
+        assert len(query.batch()) == 4
 
 
 @pytest.mark.upriver(vbuckets=4)

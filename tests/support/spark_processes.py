@@ -132,8 +132,8 @@ class SparkCluster:
 
 
 @contextmanager
-def cluster(directory: Path, workers: int, **environment: str) -> Iterator[SparkCluster]:
-    """A master and a number of workers with a core each, which may still be on their way."""
+def cluster(directory: Path, workers: int, *, cores: int = 1, **environment: str) -> Iterator[SparkCluster]:
+    """A master and a number of workers with some cores each, which may still be on their way."""
     place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     master = [script("spark-class"), "org.apache.spark.deploy.master.Master", *place]
     with ExitStack() as stack:
@@ -141,11 +141,11 @@ def cluster(directory: Path, workers: int, **environment: str) -> Iterator[Spark
         found = SparkCluster(directory, stack.enter_context(service(master, log, says, **environment)))
         for number in range(workers):
             worker = [script("spark-class"), "org.apache.spark.deploy.worker.Worker", *place]
-            more = ["--cores", "1", "--memory", "512m", "--work-dir", str(directory / f"work{number}"), found.master]
+            more = ["--cores", str(cores), "--memory", "512m", "--work-dir", str(directory / f"work{number}")]
             temporary = directory / f"temporary{number}"
             temporary.mkdir()
             log, given = directory / f"worker{number}.log", {"TMPDIR": str(temporary), **environment}
-            found.workers.append(stack.enter_context(_started([*worker, *more], log, **given)))
+            found.workers.append(stack.enter_context(_started([*worker, *more, found.master], log, **given)))
         yield found
 
 

@@ -124,6 +124,9 @@ class ReadOptions(ConnectionOptions):
         900.0, as_seconds, "start a batch after this time, even with fewer changes than minRowsPerTrigger"
     )
     min_partitions: int | None = option(None, as_count, "minimum number of tasks, at most one per vbucket")
+    cores: int | None = option(
+        None, as_count, "cores that tasks can use, which large batches do; by default those of the driver's machine"
+    )
     on_rollback: Policy = option("fail", one_of(*POLICIES), "what to do when the source rolls back")
     fail_on_data_loss: bool = option(True, as_flag, "fail if a vbucket is gone or its history was replaced")
     flush_resets: bool = option(

@@ -20,10 +20,8 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 from upriver.spark.batch_planner import Range, RangeRollback
 from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import VbucketOffset
-from upriver.spark.readers import RangesPartition, StreamReader, balanced
+from upriver.spark.readers import ROWS_WORTH_A_TASK, RangesPartition, StreamReader, balanced
 
-#: A task that has fewer changes than this shares its process with others.
-ROWS_WORTH_A_TASK: Final = 10_000
 #: The rows: number of the task, its ranges, and how many vbuckets and changes they have.
 RANGE_ROWS: Final = pa.schema(
     [("task", pa.int32()), ("ranges", pa.binary()), ("vbuckets", pa.int32()), ("changes", pa.int64())]
@@ -64,7 +62,7 @@ class RangeRowsReader(StreamReader):
         size = max(1, view.bytes_per_change()) if todo else 1
         count = tasks_for(
             [_changes(asked) for asked in todo],
-            wanted=options.min_partitions or self._default_tasks(),
+            wanted=options.min_partitions or self._cores,
             rows_max=min(options.rows_per_task, max(1, options.bytes_per_task // size)),
         )
         return [

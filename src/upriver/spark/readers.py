@@ -5,6 +5,7 @@ processes that use them. Spark never calls ``stop`` and calls ``commit`` late, s
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -36,6 +37,8 @@ from upriver.spark.range_reader import RangeReader, Reading, reader_for
 from upriver.spark.rows import RowMaker
 from upriver.spark.short_errors import short_errors
 
+#: Fewer changes than this are not worth a task of their own.
+ROWS_WORTH_A_TASK: Final = 10_000
 #: A limit that limits nothing, but shows that Spark respects limits.
 _ANY_ROWS: Final = 2**62
 
@@ -76,14 +79,21 @@ class _Ranges(SparkReader):
         by_owner = list(view.owners(by_vbucket).values())
         unowned = by_vbucket.keys() - {number for numbers in by_owner for number in numbers}
         groups = [*by_owner, *([sorted(unowned)] if unowned else [])]
-        wanted = min(self.options.min_partitions or self._default_tasks(), len(by_vbucket))
+        wanted = min(self.options.min_partitions or self._default_tasks(todo), len(by_vbucket))
         tasks: list[list[Range]] = []
         for numbers, share in zip(groups, _shares([len(numbers) for numbers in groups], wanted), strict=True):
             tasks += balanced([by_vbucket[number] for number in numbers], share)
         return [RangesPartition(task) for task in tasks if task]
 
-    def _default_tasks(self) -> int:
-        return 2
+    def _default_tasks(self, todo: Sequence[Range]) -> int:
+        """Two tasks for a small batch, and up to one per core for a large one."""
+        changes = sum(asked.end_seqno - asked.start.seqno for asked in todo)
+        return max(2, min(self._cores, -(-changes // ROWS_WORTH_A_TASK)))
+
+    @property
+    def _cores(self) -> int:
+        """The cores that tasks can use. Spark tells a Python source nothing about its cluster."""
+        return self.options.cores or os.cpu_count() or 2
 
     def _read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)

@@ -1,6 +1,8 @@
-"""A Spark that runs already is used as it is."""
+"""A Spark that runs already is used as it is, with the cores that it has."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,8 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
 from pyspark.sql import SparkSession
 
-from upriver.pipelines.core.session import LOCAL_SETTINGS, SETTINGS, spark_session
+from upriver.pipelines.core import session
+from upriver.pipelines.core.session import LOCAL_SETTINGS, SETTINGS, spark_session, task_cores
 
 
 @pytest.mark.spark
@@ -20,3 +23,40 @@ def test_the_spark_of_this_process_is_used(spark: SparkSession, tmp_path: Path) 
 def test_nothing_is_shown_and_nothing_listens_to_the_world() -> None:
     assert SETTINGS["spark.ui.enabled"] == SETTINGS["spark.ui.showConsoleProgress"] == "false"
     assert LOCAL_SETTINGS["spark.driver.bindAddress"] == LOCAL_SETTINGS["spark.driver.host"] == "127.0.0.1"
+
+
+class _Cluster:
+    """A session whose executors come one by one, with four cores each."""
+
+    master = "spark://127.0.0.1:7077"
+
+    def __init__(self, executors: int) -> None:
+        self.sparkContext = self._jsc = self
+        self._left = executors
+        self.count = 0
+
+    def sc(self) -> Any:
+        return SimpleNamespace(getExecutorMemoryStatus=lambda: SimpleNamespace(size=self._next))
+
+    def _next(self) -> int:
+        if self.count < self._left:
+            self.count += 1
+        return 1 + self.count
+
+    @property
+    def defaultParallelism(self) -> int:  # noqa: N802
+        return max(2, 4 * self.count)
+
+
+def test_the_executors_of_a_cluster_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_QUIET_S", 0.2)
+    found: Any = _Cluster(3)
+    assert task_cores(found) == 12
+    monkeypatch.setattr(session, "_EXECUTORS_S", 0.2)
+    none: Any = _Cluster(0)
+    assert task_cores(none) == 2
+
+
+@pytest.mark.spark
+def test_a_local_spark_has_its_cores(spark: SparkSession) -> None:
+    assert task_cores(spark) == spark.sparkContext.defaultParallelism

@@ -23,7 +23,7 @@ from upriver.pipelines.core.directory import RunDirectory, state_directory
 from upriver.pipelines.core.failures import Trouble, trouble
 from upriver.pipelines.core.pipeline import Job, Pipeline, Task
 from upriver.pipelines.core.progress import Lag, Meter, RunProgress, Summary
-from upriver.pipelines.core.session import spark_session
+from upriver.pipelines.core.session import spark_session, task_cores
 from upriver.pipelines.core.source_watch import SourceWatch
 from upriver.pipelines.core.warm_up import WARM_UP
 
@@ -244,7 +244,8 @@ class _Leg:
     def _start(self) -> None:
         self.pipeline.failure = None
         self.pipeline.open(self._directory)
-        reader = self._spark.readStream.format("upriver").options(**self.pipeline.reader_options())
+        options = {**self.pipeline.reader_options(), "cores": str(task_cores(self._spark))}
+        reader = self._spark.readStream.format("upriver").options(**options)
         self._query = self.pipeline.start(reader.load(), self._directory.spark, once=self._plan.once)
 
     def _attempt(self, work: Callable[[], object]) -> None:

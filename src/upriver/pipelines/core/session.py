@@ -8,9 +8,10 @@ import os
 import shutil
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from upriver.errors import SparkUnavailable
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 #: One task per core. A failed task ends the batch, which the runner repeats.
 LOCAL: Final = "local[*]"
 _STARTING: Final = threading.Lock()
+#: How long to wait for a cluster's executors, and how long no other one must have come.
+_EXECUTORS_S: Final = 15.0
+_QUIET_S: Final = 1.0
+_LOOK_S: Final = 0.05
 #: For every Spark that we start: quiet, and few files in the checkpoint.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -37,7 +42,6 @@ LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    "spark.default.parallelism": "2",
 }
 
 
@@ -72,6 +76,20 @@ def _session(log: Path, master: str | None) -> "SparkSession":
         # The JVM and its workers print to these two streams.
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
         return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def task_cores(spark: "SparkSession") -> int:
+    """The cores that tasks can use. The executors of a cluster come one after the other, so they are waited for."""
+    context: Any = spark.sparkContext
+    if context.master.startswith("local"):
+        return int(context.defaultParallelism)
+    started = changed = time.monotonic()
+    count = 1  # the driver is one of them
+    while (now := time.monotonic()) - started < _EXECUTORS_S and (count == 1 or now - changed < _QUIET_S):
+        if (found := context._jsc.sc().getExecutorMemoryStatus().size()) != count:
+            count, changed = found, now
+        time.sleep(_LOOK_S)
+    return int(context.defaultParallelism)
 
 
 def check_java() -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from upriver.pipelines.core.session import task_cores
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -104,7 +106,7 @@ class SparkWorkers(Workers):
     @property
     def count(self) -> int:
         """The cores that Spark has."""
-        return int(self._spark.sparkContext.defaultParallelism)
+        return task_cores(self._spark)
 
     def map(self, work: Work, items: Sequence[bytes], done: Done = ignored) -> list[bytes]:
         """Work on the items in tasks."""
