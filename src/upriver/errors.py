@@ -345,6 +345,21 @@ class TargetBehind(UpriverError):
         )
 
 
+class TargetAhead(UpriverError):
+    """A target has batches that the checkpoint does not know, so other batches would get their numbers."""
+
+    def __init__(self, held: int, logged: int) -> None:
+        super().__init__(held, logged)
+        self.held = held
+        self.logged = logged
+
+    def __str__(self) -> str:
+        return (
+            f"the target holds batches up to {self.held}, but the checkpoint ends with batch {self.logged}: "
+            "it is an old copy. Use a new checkpoint to fill the target again"
+        )
+
+
 class TableConflict(UpriverError):
     """Another writer changed what a commit of a table depends on: read the table again, and try again.
 

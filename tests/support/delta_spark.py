@@ -33,9 +33,9 @@ class DeltaSpark:
         )
         assert "ready" in self._reply()
 
-    def sql(self, text: str) -> list[list[Any]]:
-        """Run a statement; returns its rows."""
-        rows: list[list[Any]] = self._ask({"sql": text})["rows"]
+    def sql(self, text: str, **how: int) -> list[list[Any]]:
+        """Run a statement, ``attempts`` times if other writers are faster; returns its rows."""
+        rows: list[list[Any]] = self._ask({"sql": text, **how})["rows"]
         return rows
 
     def read(self, table: Path | str) -> pa.Table:
@@ -53,7 +53,7 @@ class DeltaSpark:
         self._process.stdout.close()
         self._log.close()
 
-    def _ask(self, request: dict[str, str]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -40,7 +40,8 @@ def session() -> SparkSession:
 
 
 def reply(spark: SparkSession, request: dict[str, Any]) -> dict[str, Any]:
-    for attempt in range(ATTEMPTS_MAX):
+    attempts = request.get("attempts", ATTEMPTS_MAX)
+    for attempt in range(attempts):
         try:
             frame = spark.sql(request["sql"])
             if "to" in request:
@@ -49,7 +50,7 @@ def reply(spark: SparkSession, request: dict[str, Any]) -> dict[str, Any]:
             return {"rows": [list(row) for row in frame.collect()]}
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            if "CONCURRENT" not in text.upper() or attempt == ATTEMPTS_MAX - 1:
+            if "CONCURRENT" not in text.upper() or attempt == attempts - 1:
                 return {"error": text}
             time.sleep(0.1)
     raise AssertionError

@@ -33,6 +33,7 @@ def mirror_now(
             query="query",
             bucket=nodes.bucket,
             reached=lambda: Offset({}),
+            logged=0,
         )
         keeper.rebuild()
         keeper.look(workers or LocalWorkers())

@@ -231,9 +231,13 @@ class TableRun:
         self.history = TableStorage.of(directory / "history") if history else None
         self.settings = KeeperSettings(**{"share": 0.2, **settings})
         self.query, self.number = "first", 0
+        #: The last batch in Spark's log, where a batch is before it runs.
+        self.logged = -1
         self.offset = self.beginning = Offset(map(VbucketOffset, range(vbuckets)))
-        #: The number in the file that a mirror keeps beside its checkpoint.
-        self.committed: int | None = None
+        #: The batch in the file that a mirror keeps beside its checkpoint.
+        self.committed: tuple[str, int] | None = None
+        #: Whether all changes came a second time.
+        self.is_numbered_again = False
         self.is_fragile = self.cluster.is_busy = not is_quiet
         #: What happened, for the one who reads a failure.
         self.told: list[str] = []
@@ -264,9 +268,13 @@ class TableRun:
             query=self.query,
             bucket=lambda: BucketIdentity("bucket", is_in_memory=False),
             reached=lambda: self.offset,
+            logged=self.logged,
             history=self.history,
         )
-        if self.committed is not None and keeper.batch_number < self.committed:
+        if keeper.starts_over:
+            self.tell("starts over")
+            self.committed = None
+        if self.committed is not None and not keeper.has_batch(*self.committed):
             self.tell("rebuild")
             keeper.rebuild()
 
@@ -316,6 +324,7 @@ class TableRun:
             return found
 
         keeper, workers = self.keeper, _Meanwhile(self.meanwhile)
+        self.logged = self.number  # a driver opens the table before Spark plans
         results: list[bytes] | None = None
         if self.is_fragile and self.choose.random() < 0.3:  # the tasks of a Spark sink make their plan themselves
             table = opened(self.table, self.settings)
@@ -326,7 +335,7 @@ class TableRun:
         self.meanwhile()
         keeper.commit(run(task) if results is None else results, self.number, run, workers)
         if keeper.batch_number == self.number:
-            self.committed = self.number
+            self.committed = keeper.application, self.number
 
     def _shares(self, asked: Sequence[Range]) -> list[Sequence[Range]]:
         parts = self.choose.randrange(1, 3)
@@ -366,9 +375,13 @@ class TableRun:
     def between(self) -> None:
         """What happens between two batches."""
         self.cluster.disturb(20)
-        match self.choose.randrange(20):
+        match self.choose.randrange(22):
             case 0:
                 self.lose_checkpoint()
+            case 14:
+                self.lose_log()
+            case 15:
+                self.switch_vectors()
             case 1 | 2:
                 self.foreign_commit()
             case 3 | 4 | 5:
@@ -397,7 +410,20 @@ class TableRun:
         self.tell("lost checkpoint")
         self._keeper, self.committed = None, None
         self.query, self.number, self.offset = self.query + "again", 0, self.beginning
+        self.logged = -1
         self.settings = replace(self.settings, adopt=True)
+
+    def lose_log(self) -> None:
+        """Somebody removes Spark's part of the checkpoint, so that batches are numbered from 0 again."""
+        self.tell("lost log")
+        self._keeper, self.number, self.logged, self.offset = None, 0, -1, self.beginning
+        self.is_numbered_again = True
+
+    def switch_vectors(self) -> None:
+        """The mirror is started again with another ``--deletion-vectors``, or without it."""
+        self._keeper = None
+        self.settings = replace(self.settings, vectors=self.choose.choice((True, False, None)))
+        self.tell(f"vectors {self.settings.vectors}")
 
     def save(self) -> None:
         """Somebody makes a copy of the table's directory."""
@@ -530,7 +556,7 @@ class TableRun:
         rows = read(self.history.url).to_pylist()
         undone = {each["vbucket"] for each in rows if each["key"] is None}
         rows = [each for each in rows if each["vbucket"] not in undone]
-        if self.query == "first":
+        if self.query == "first" and not self.is_numbered_again:
             changes = Counter((each["vbucket"], each["vbucket_uuid"], each["seqno"]) for each in rows)
             twice = [change for change, count in changes.items() if count > 1]
             assert not twice, "\n".join([*self.told, f"twice in the history: {twice}"])

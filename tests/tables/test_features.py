@@ -9,7 +9,7 @@ import pytest
 from tests.support.sample_tables import SCHEMA
 from upriver.errors import UnsupportedTable
 from upriver.tables.actions import Metadata, Protocol
-from upriver.tables.features import protocol_for, require_supported
+from upriver.tables.features import protocol_for, require_supported, with_vectors, without_vectors
 
 OURS = protocol_for(vectors=True)
 METADATA = Metadata("id", SCHEMA.delta(), {"delta.enableDeletionVectors": "true", "delta.autoOptimize": "true"})
@@ -33,6 +33,28 @@ def test_our_tables() -> None:
     assert protocol_for(vectors=False) == Protocol(1, 2)
     for vectors in (True, False):
         require_supported("/table", protocol_for(vectors=vectors), METADATA)
+
+
+@pytest.mark.parametrize(
+    ("without", "with_them"),
+    [
+        (Protocol(1, 2), Protocol(3, 7, ["deletionVectors"], ["appendOnly", "deletionVectors", "invariants"])),
+        (
+            Protocol(1, 7, None, ["checkConstraints"]),
+            Protocol(3, 7, ["deletionVectors"], ["checkConstraints", "deletionVectors"]),
+        ),
+        (
+            Protocol(3, 7, ["columnMapping"], ["columnMapping"]),
+            Protocol(3, 7, ["columnMapping", "deletionVectors"], ["columnMapping", "deletionVectors"]),
+        ),
+    ],
+)
+def test_vectors_are_switched_on_and_off(without: Protocol, with_them: Protocol) -> None:
+    """Nothing else that the table has is lost, except for rules that nothing uses."""
+    assert with_vectors(without) == with_vectors(with_them) == with_them
+    back = without_vectors(with_them)
+    assert back == (without if without.writer == 7 else Protocol(1, 7, None, ["appendOnly", "invariants"]))
+    assert without_vectors(OURS) == protocol_for(vectors=False)
 
 
 @pytest.mark.parametrize("protocol", [Protocol(1, 1), Protocol(1, 4), Protocol(2, 5), Protocol(2, 6)])

@@ -17,18 +17,16 @@ VECTORS: Final = "deletionVectors"
 USE_VECTORS: Final = "delta.enableDeletionVectors"
 _WITH_VECTORS: Final = Protocol(3, 7, [VECTORS], [VECTORS])
 _WITHOUT: Final = Protocol(1, 2)
-#: Features that protocol versions below 7 imply. ``_used`` finds out whether a table uses them.
-_IMPLIED: Final = frozenset(
-    {
-        "appendOnly",
-        "invariants",
-        "checkConstraints",
-        "changeDataFeed",
-        "generatedColumns",
-        "columnMapping",
-        "identityColumns",
-    }
-)
+#: Features that protocol versions below 7 imply, from the version on. ``_used`` finds out whether a table uses them.
+_IMPLIED: Final = {
+    "appendOnly": 2,
+    "invariants": 2,
+    "checkConstraints": 3,
+    "changeDataFeed": 4,
+    "generatedColumns": 4,
+    "columnMapping": 5,
+    "identityColumns": 6,
+}
 #: Properties that switch a feature on, and the value that leaves it off.
 _SWITCHES: Final = {
     "delta.appendOnly": "false",
@@ -48,6 +46,26 @@ def protocol_for(*, vectors: bool) -> Protocol:
     return _WITH_VECTORS if vectors else _WITHOUT
 
 
+def with_vectors(protocol: Protocol) -> Protocol:
+    """A protocol with deletion vectors, and all that it has besides."""
+    if protocol.writer < 7:
+        listed = [name for name, version in _IMPLIED.items() if version <= protocol.writer]
+    else:
+        listed = list(protocol.writer_features or ())
+    reads = [name for name in listed if name == "columnMapping" and protocol.reader >= 2]
+    reads = list(protocol.reader_features or reads)
+    return Protocol(3, 7, sorted({*reads, VECTORS}), sorted({*listed, VECTORS}))
+
+
+def without_vectors(protocol: Protocol) -> Protocol:
+    """A protocol without deletion vectors, for a table that has none any more."""
+    reads = sorted({*(protocol.reader_features or ())} - {VECTORS})
+    writes = sorted({*(protocol.writer_features or ())} - {VECTORS})
+    if not writes:
+        return _WITHOUT
+    return Protocol(3 if reads else 1, 7, reads or None, writes)
+
+
 def require_supported(where: str, protocol: Protocol, metadata: Metadata, *, writing: bool = True) -> None:
     """Raise ``UnsupportedTable`` if the table uses what Upriver cannot write, or cannot read."""
     found = [*_listed(protocol, writing=writing), *_used(metadata, writing=writing)]
@@ -63,7 +81,7 @@ def _listed(protocol: Protocol, *, writing: bool) -> Iterator[str]:
     listed = set(protocol.reader_features or ())
     if writing:
         listed.update(protocol.writer_features or ())
-    for name in sorted(listed - _IMPLIED - {VECTORS}):
+    for name in sorted(listed - _IMPLIED.keys() - {VECTORS}):
         yield f"{name} (ALTER TABLE … DROP FEATURE {name})"
 
 

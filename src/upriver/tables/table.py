@@ -46,7 +46,7 @@ from upriver.errors import ForeignData, NewerFormat, OldLayout, StorageError, Ta
 from upriver.files import UNFINISHED, sync
 from upriver.tables.actions import Action, Add, CommitInfo, Metadata, Remove, Txn, encode
 from upriver.tables.deletion_vectors import read_vector, write_vectors
-from upriver.tables.features import USE_VECTORS, VECTORS, protocol_for, require_supported
+from upriver.tables.features import USE_VECTORS, VECTORS, protocol_for, require_supported, with_vectors, without_vectors
 from upriver.tables.log import ENGINE, LOG, Commit, TableSnapshot, commit_path, load, newer, read_commit
 from upriver.tables.storage import TableStorage
 
@@ -84,6 +84,8 @@ class Edit:
     schema: "TableSchema | None" = None
     #: Properties to set, or to remove (None). Others stay.
     properties: Mapping[str, str | None] = field(default_factory=dict)
+    #: Switch deletion vectors on or off. Without them, no file of the table may have one afterwards.
+    vectors: bool | None = None
     #: Application and version.
     txn: tuple[str, int] | None = None
     #: False if rows only move.
@@ -231,8 +233,12 @@ class Table:
     @property
     def vectors(self) -> bool:
         """Whether changed rows are hidden by deletion vectors; otherwise their files are written again."""
-        supported = VECTORS in (self.snapshot.protocol.writer_features or ())
-        return supported and self.properties.get(USE_VECTORS, "false").lower() == "true"
+        return self.allows_vectors and self.properties.get(USE_VECTORS, "false").lower() == "true"
+
+    @property
+    def allows_vectors(self) -> bool:
+        """Whether readers must know deletion vectors, because files may have some."""
+        return VECTORS in (self.snapshot.protocol.writer_features or ())
 
     def refresh(self) -> list[Commit]:
         """Read the log; returns the commits of other writers that were not reported yet."""
@@ -310,6 +316,9 @@ class Table:
             )
         for path, vector in write_vectors(self.storage, vectors).items():
             added[path] = replace(added[path], deletion_vector=vector)
+        if edit.vectors is False:
+            left = {path for path, file in files.items() if file.deletion_vector} - set(edit.removed)
+            assert not left, f"{min(left)} still has a vector"
         return [*removed, *added.values()]
 
     def _merged(self, dead: Mapping[str, BitMap], touched: Mapping[str, Add]) -> Iterable[tuple[str, BitMap, int]]:
@@ -335,7 +344,9 @@ class Table:
         now_ms = _now_ms()
         info = _info(edit.operation, now_ms)
         actions: list[Action] = [info]
-        if edit.schema is not None or edit.properties:
+        if edit.vectors is not None:
+            actions.append((with_vectors if edit.vectors else without_vectors)(self.snapshot.protocol))
+        if edit.schema is not None or edit.properties or edit.vectors is not None:
             actions.append(self._metadata(edit))
         if edit.txn is not None:
             actions.append(Txn(*edit.txn, now_ms))
@@ -355,6 +366,8 @@ class Table:
             assert not lost, f"the new schema lacks {', '.join(sorted(lost))}"
             metadata = replace(metadata, schema=schema)
         properties = {**metadata.properties, **edit.properties}
+        if edit.vectors is not None:
+            properties[USE_VECTORS] = "true" if edit.vectors else None
         return replace(metadata, properties={name: value for name, value in properties.items() if value is not None})
 
     def _write_checkpoint(self) -> None:

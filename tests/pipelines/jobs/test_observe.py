@@ -16,6 +16,7 @@ from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode
 from upriver.pipelines import run
+from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.jobs.observe import TABLE_COLUMNS, Observe, ObserveOptions, table_rows
 from upriver.pipelines.jobs.windows import Window
 
@@ -104,3 +105,20 @@ def test_a_file_has_a_directory_before_anything_runs(name: str, tmp_path: Path) 
     (tmp_path / f"x.{ending}").mkdir()
     with pytest.raises(OptionError, match="this is a directory"):
         ObserveOptions.read({name: tmp_path / f"x.{ending}"})
+
+
+def test_counts_of_batches_that_the_checkpoint_has_lost_are_dropped(tmp_path: Path) -> None:
+    """If Spark's part of the checkpoint was removed, the same changes come again, under numbers from 0 on."""
+    log = tmp_path / "run" / "spark" / "offsets"
+    log.mkdir(parents=True)
+    (log / "3").write_text("v1\n{}")
+    observe = Observe.of({"to": str(tmp_path / "told.jsonl")})
+    directory = RunDirectory(tmp_path / "run")
+    observe.open(directory)
+    observe.windows.batch = 3
+    observe.apply(observe.in_task().schema.empty_table(), 3)
+    observe.open(directory)
+    assert observe.windows.batch == 3
+    (log / "3").unlink()
+    observe.open(directory)
+    assert observe.windows.batch == -1

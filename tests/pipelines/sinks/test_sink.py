@@ -123,16 +123,25 @@ def test_rows_must_have_the_columns_of_the_pipeline() -> None:
             PipelineSink({"pipeline": name, "checkpointLocation": "/x"}).streamWriter(some, overwrite=False)
 
 
+def log_batch(checkpoint: Path, number: int) -> None:
+    """What Spark writes before a batch runs."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "offsets" / str(number)).write_text("v1\n{}")
+
+
 def test_messages_travel_and_a_checkpoint_belongs_to_one_pipeline(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
     rows = table([row(0, 1, "mutation", b"k", b"v")])
     options = {"pipeline": "index", "from": upriver_node.address, "to": str(tmp_path / "a.db")}
-    writer = PipelineWriter(options, tmp_path / "checkpoint")
+    checkpoint = tmp_path / "checkpoint"
+    writer = PipelineWriter(options, checkpoint / "upriver")
     parts = [writer.write(iter(rows.to_batches())), writer.write(iter([])), None]
+    log_batch(checkpoint, 0)
     writer.commit(parts, 0)
     writer.abort(parts, 1)
+    log_batch(checkpoint, 1)
     writer.commit([], 1)
     with pytest.raises(CheckpointError, match="belongs to another pipeline"):
-        PipelineWriter({**options, "to": str(tmp_path / "b.db")}, tmp_path / "checkpoint").commit(parts, 1)
+        PipelineWriter({**options, "to": str(tmp_path / "b.db")}, checkpoint / "upriver").commit(parts, 1)
 
 
 def test_the_tasks_of_a_sink_plan_for_themselves(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
@@ -142,7 +151,8 @@ def test_the_tasks_of_a_sink_plan_for_themselves(upriver_node: EmbeddedNode, tmp
     with Query(address=upriver_node.address, output="ranges", onRollback="emit") as query:
         query.plan()
         rows = query.read()
-    writer = PipelineWriter(options, tmp_path / "checkpoint")
+    writer = PipelineWriter(options, tmp_path / "checkpoint" / "upriver")
+    log_batch(tmp_path / "checkpoint", 0)
     parts = [writer.write(iter([pa.RecordBatch.from_pylist([each], RANGE_ROWS)])) for each in rows]
     writer.commit(parts, 0)
     assert mirror_differences(tmp_path / "a", upriver_node.address) == []

@@ -11,7 +11,9 @@ reached them. So the vbucket is then read again.
 
 A query that the target does not know starts from nothing, and the data of an earlier query is dropped. A query with
 completed batches will not repeat them, so a target without these batches (removed, refilled or restored from an old
-copy) is refused.
+copy) is refused. So is a target with batches that the checkpoint does not know, because an old copy of the checkpoint
+was restored: other batches would get their numbers, and would seem to be applied. If Spark's part of the checkpoint is
+gone, the query starts from nothing too.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.errors import TargetBehind
+from upriver.errors import TargetAhead, TargetBehind
 from upriver.pipelines.targets.target import NodeSource, ReadAhead, Target, TargetProgress, Work
 from upriver.spark import ROWS, Offset, unsigned
 
@@ -60,17 +62,19 @@ class Applier:
         self._query = query
         self.counts = Applied()
 
-    def begin(self, done: int = -1) -> TargetProgress:
-        """Prepare the target for this query, which has completed batches up to ``done``. Data of another query is
-        dropped."""
+    def begin(self, done: int = -1, logged: int | None = None) -> TargetProgress:
+        """Prepare the target for this query, which has completed batches up to ``done`` and planned batches up to
+        ``logged``. Data of another query is dropped."""
         progress = self._target.progress()
-        is_known = progress.query == self._query
+        is_known = progress.query == self._query and not (logged == -1 < progress.number)
         held = progress.number if is_known else -1
         if held < done:
             raise TargetBehind(held, done)
+        if logged is not None and held > logged:
+            raise TargetAhead(held, logged)
         if is_known:
             return progress
-        self._target.commit(Work(query=self._query, number=None, rows=NOTHING, clear_all=True))
+        self._target.commit(Work(query=self._query, number=-1, rows=NOTHING, clear_all=True))
         return TargetProgress(self._query)
 
     def apply(self, changes: pa.Table, number: int) -> None:

@@ -49,7 +49,7 @@ class Keeping(RowPipeline):
             self._nodes = NodeReader(ReadOptions.read(self.reader_options()))
             self._applier = Applier(self._kept, self._nodes, directory.query, directory.reached)
             batch = directory.batch()
-            self._applier.begin(done=-1 if batch is None else batch.done)
+            self._applier.begin(done=-1 if batch is None else batch.done, logged=directory.logged)
 
     def apply(self, found: pa.Table, batch_number: int) -> None:
         """Apply one batch to the target."""

@@ -30,8 +30,10 @@ _SELECTING: Final = ("vbuckets", "key_prefix", "key_filter", "value_filter", "re
 class RunDirectory:
     """The directory of one job."""
 
-    def __init__(self, where: str | Path) -> None:
+    def __init__(self, where: str | Path, spark: str = _SPARK) -> None:
+        """``spark`` is the folder of Spark's checkpoint, seen from here."""
         self.files = CheckpointFiles.of(where)
+        self._spark = spark
         self._used = contextlib.ExitStack()
 
     @classmethod
@@ -92,7 +94,7 @@ class RunDirectory:
     @property
     def spark(self) -> str:
         """The location of Spark's checkpoint."""
-        return f"{self.files.root}/{_SPARK}"
+        return f"{self.files.root}/{self._spark}"
 
     def read(self, name: str) -> Any:
         """The value that ``write`` stored under a name, or None."""
@@ -116,6 +118,11 @@ class RunDirectory:
         start = self._offset(before[-1]) if before else Offset(())
         return LoggedBatch(number, start, self._offset(number), number in self._numbers("commits"))
 
+    @property
+    def logged(self) -> int:
+        """The number of the last planned batch; -1 before the first."""
+        return max(self._numbers("offsets"), default=-1)
+
     def reached(self) -> Offset:
         """The end of the last completed batch; empty before the first."""
         batch = self.batch()
@@ -124,11 +131,11 @@ class RunDirectory:
         return batch.end if batch.is_done else batch.start
 
     def _numbers(self, folder: str) -> list[int]:
-        return sorted(int(name) for name in self.files.names(f"{_SPARK}/{folder}") if name.isdigit())
+        return sorted(int(name) for name in self.files.names(f"{self._spark}/{folder}") if name.isdigit())
 
     def _offset(self, number: int) -> Offset:
         """The offset in an entry of Spark's log: a version, a line about the batch, then a line for each source."""
-        for line in (self.files.read(f"{_SPARK}/offsets/{number}") or b"").decode(errors="replace").splitlines():
+        for line in (self.files.read(f"{self._spark}/offsets/{number}") or b"").decode(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 given = json.loads(line)
                 if isinstance(given, Mapping) and "places" in given:

@@ -17,8 +17,8 @@ from upriver.pipelines.targets.tables.table_task import COLUMNS
 from upriver.spark import ReadOptions
 from upriver.tables import TableSchema, TableStorage, storage_options
 
-#: The file beside the checkpoint that has the number of the last committed batch.
-_COMMITTED: Final = "committed.json"
+#: The file beside the checkpoint that names the last committed batch, as the table does.
+_COMMITTED: Final = "committed-batch.json"
 
 
 def as_schema(value: Any) -> str:
@@ -48,8 +48,10 @@ class MirrorOptions(PipelineOptions):
     column_share: float = option(
         0.01, number(0, 1, values="SHARE"), "share of the documents that must have a field before it becomes a column"
     )
-    deletion_vectors: str = option(
-        "on", one_of("on", "off"), "hide old versions by deletion vectors, or write their files again"
+    deletion_vectors: str | None = option(
+        None,
+        one_of("on", "off"),
+        "hide old versions by deletion vectors, or write their files again; by default as the table does, a new one on",
     )
     adopt: bool = option(False, as_flag, "take over the table of a lost checkpoint, and replace what it holds")
     errors_to: str | None = option(
@@ -114,11 +116,14 @@ class Mirror(RangePipeline):
                 query=directory.query,
                 bucket=self._nodes.bucket,
                 reached=directory.reached,
+                logged=directory.logged,
                 history=self._history,
             )
             self._compactor = Compactor(keeper.table, keeper.lock, keeper.work, keeper.record)
+            if keeper.starts_over:
+                directory.write(_COMMITTED, None)
             committed = directory.read(_COMMITTED)
-            if committed is not None and keeper.batch_number < committed:
+            if committed is not None and not keeper.has_batch(*committed):
                 keeper.rebuild()
 
     def plan(self, batch_number: int | None) -> RangeTask | None:
@@ -135,7 +140,7 @@ class Mirror(RangePipeline):
         assert self.directory is not None
         changes = self._keeper.commit(results, batch_number, run, self.workers)
         if self._keeper.batch_number == batch_number:
-            self.directory.write(_COMMITTED, batch_number)
+            self.directory.write(_COMMITTED, [self._keeper.application, batch_number])
         assert self._compactor is not None
         self._compactor.start(self.workers)
         return changes
@@ -178,7 +183,7 @@ class Mirror(RangePipeline):
         return KeeperSettings(
             schema=None if options.schema is None else TableSchema.parse(options.schema),
             share=options.column_share,
-            vectors=options.deletion_vectors == "on",
+            vectors=None if options.deletion_vectors is None else options.deletion_vectors == "on",
             adopt=options.adopt,
             errors=None if options.errors_to is None else options.table(options.errors_to),
         )

@@ -74,11 +74,11 @@ class Observe(RowPipeline):
         return self.options.to if self.owns_output else str(Path(self.options.to).absolute())
 
     def open(self, directory: RunDirectory) -> None:
-        """Load the stored counts."""
+        """Load the stored counts, unless they are of batches that the checkpoint has lost: these come again."""
         super().open(directory)
         kept = directory.read(_STATE)
         self.windows = Windows(int(self.options.window), self.options.keep, self.options.late)
-        if kept is not None:
+        if kept is not None and kept["batch"] <= directory.logged:
             self.windows.restore(kept)
 
     def in_task(self) -> InTask:

@@ -71,10 +71,14 @@ class PipelineWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Apply a micro-batch whose tasks are done. If that fails, Spark runs the batch again."""
         told = [each.message for each in messages if isinstance(each, Part)]
-        with contextlib.closing(pipeline_of(self._options)) as pipeline, RunDirectory(self._directory) as directory:
+        with contextlib.closing(pipeline_of(self._options)) as pipeline, self._opened() as directory:
             directory.claim(pipeline)
             pipeline.open(directory)
             pipeline.apply_messages(told, batchId)
+
+    def _opened(self) -> RunDirectory:
+        """The pipeline's files, inside Spark's checkpoint."""
+        return RunDirectory(self._directory, spark="..")
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """A task failed; Spark runs the micro-batch again."""

@@ -74,7 +74,7 @@ class Work:
     """The work of one transaction."""
 
     query: str
-    #: The batch that this work completes; None if more work follows.
+    #: The batch that this work completes; None if more work follows, -1 if none is complete any more.
     number: int | None
     #: The Spark rows, each key of a vbucket once: mutations are stored, deletions remove.
     rows: pa.Table

@@ -19,6 +19,10 @@ def storage(tmp_path: Path) -> TableStorage:
     return TableStorage.of(tmp_path / "history")
 
 
+def kept(storage: TableStorage, query: str, *, adopt: bool = False) -> History:
+    return History(storage, query, f"upriver-{query}", adopt=adopt)
+
+
 def changes(*seqnos: int) -> pa.RecordBatch:
     rows = [row(1, seqno, "mutation", b"\xff", b"v%d" % seqno) for seqno in seqnos]
     return pa.RecordBatch.from_pylist(rows, ROWS)
@@ -37,20 +41,20 @@ def seqnos(storage: TableStorage) -> list[int]:
 
 
 def test_a_batch_is_there_once(storage: TableStorage) -> None:
-    history = History(storage, "q")
+    history = kept(storage, "q")
     history.append([*part(storage, "a", 1, 2), *part(storage, "b", 3)], 0)
     history.append(part(storage, "c", 1, 2), 0)
     assert seqnos(storage) == [1, 2, 3]
     assert storage.local("c.parquet").exists() is False  # type: ignore[union-attr]
-    History(storage, "q").append(part(storage, "d", 1, 2), 0)
-    History(storage, "q").append([], 1)
-    History(storage, "q").append(part(storage, "e", 4), 1)
-    History(storage, "q").append(part(storage, "f", 4), 2)
+    kept(storage, "q").append(part(storage, "d", 1, 2), 0)
+    kept(storage, "q").append([], 1)
+    kept(storage, "q").append(part(storage, "e", 4), 1)
+    kept(storage, "q").append(part(storage, "f", 4), 2)
     assert seqnos(storage) == [1, 2, 3, 4]
 
 
 def test_files_of_the_committed_attempt_stay(storage: TableStorage) -> None:
-    history, files = History(storage, "q"), part(storage, "a", 1)
+    history, files = kept(storage, "q"), part(storage, "a", 1)
     history.append(files, 0)
     history.append(files, 0)
     assert seqnos(storage) == [1]
@@ -58,7 +62,7 @@ def test_files_of_the_committed_attempt_stay(storage: TableStorage) -> None:
 
 def test_all_columns_of_a_change_are_there(storage: TableStorage) -> None:
     given = changes(7).to_pylist()[0] | {"event": "rollback", "key": None, "value": b"\x01"}
-    history = History(storage, "q")
+    history = kept(storage, "q")
     writer = HistoryWriter(storage, "a")
     writer.add(pa.RecordBatch.from_pylist([given], ROWS))
     file = writer.finish()
@@ -70,7 +74,7 @@ def test_all_columns_of_a_change_are_there(storage: TableStorage) -> None:
 
 
 def test_other_programs_may_append(storage: TableStorage) -> None:
-    history = History(storage, "q")
+    history = kept(storage, "q")
     files = part(storage, "a", 1)
     write_deltalake(storage.url, pa.table(read(storage.url).schema.empty_table()), mode="append")
     write_deltalake(storage.url, pa.Table.from_batches([changes(9)]), mode="append")
@@ -102,17 +106,17 @@ def test_nothing_is_left_of_an_abandoned_attempt(storage: TableStorage, monkeypa
 
 
 def test_whose_history_it_is(storage: TableStorage) -> None:
-    History(storage, "first").append(part(storage, "a", 1), 5)
+    kept(storage, "first").append(part(storage, "a", 1), 5)
     with pytest.raises(ForeignData, match="use --adopt to continue it"):
-        History(storage, "second")
-    History(storage, "second", adopt=True).append(part(storage, "b", 2), 0)
-    History(storage, "second").append(part(storage, "c", 3), 1)
+        kept(storage, "second")
+    kept(storage, "second", adopt=True).append(part(storage, "b", 2), 0)
+    kept(storage, "second").append(part(storage, "c", 3), 1)
     assert seqnos(storage) == [1, 2, 3]
     with pytest.raises(ForeignData, match="belongs to another mirror"):
-        History(storage, "first")
+        kept(storage, "first")
 
 
 def test_a_table_of_the_latest_state_is_not_a_history(storage: TableStorage) -> None:
     Table.create(storage, TableSchema())
     with pytest.raises(ForeignData, match="not a history"):
-        History(storage, "q", adopt=True)
+        kept(storage, "q", adopt=True)

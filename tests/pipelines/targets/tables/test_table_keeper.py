@@ -19,6 +19,7 @@ from tests.support.table_model import RULES, TableRun, held
 from upriver.errors import CheckpointError, ForeignData, OptionError, OtherBucket, TableConflict
 from upriver.pipelines.core.workers import LocalWorkers
 from upriver.pipelines.targets.tables import compactor, table_keeper
+from upriver.pipelines.targets.tables.description import describe_table
 from upriver.pipelines.targets.tables.table_keeper import AHEAD, DUE, TableKeeper, opened, reads_ahead, table_task
 from upriver.spark import BucketIdentity, packed_ranges
 from upriver.spark.batch_planner import next_offset, ranges
@@ -391,10 +392,85 @@ def test_a_table_is_adopted(quiet: TableRun) -> None:
     quiet.check()
 
 
+def test_batches_that_the_checkpoint_has_lost_do_not_hide_others(quiet: TableRun) -> None:
+    """Spark numbers batches from 0 again, if its part of the checkpoint was removed."""
+    run = quiet
+    run.cluster.put(2, "gone", b'{"n": 4}')
+    run.catch_up()
+    run.lose_log()
+    run.cluster.put(2, "gone", None)
+    run.cluster.vbuckets[2].purge()  # the stream will not report the deletion
+    run.cluster.put(0, "new", b'{"n": 5}')
+    run.catch_up()
+    run.check()
+    assert run.keeper.counts.replayed == 0
+    assert run.keeper.batch_number == 0
+    version = run.keeper.table.snapshot.version
+    run.start()
+    assert not run.keeper.starts_over
+    assert run.keeper.table.snapshot.version == version
+    assert describe_table(run.keeper.table).last_batch == 0
+
+
+def test_an_old_copy_of_the_checkpoint(quiet: TableRun) -> None:
+    """The numbers of later batches come a second time, with other changes."""
+    run = quiet
+    before = run.number, run.logged, run.offset
+    for key in "abc":
+        run.cluster.put(1, key, b'{"n": 1}')
+        run.catch_up()
+    run.cluster.put(1, "d", b'{"n": 1}')
+    run.number, run.logged, run.offset = before
+    run.start()
+    run.catch_up()
+    run.check()
+    assert operations(run).count("START OVER") == 1
+
+
+# Deletion vectors
+
+
+def test_vectors_can_be_switched_off_and_on(quiet: TableRun) -> None:
+    run = quiet
+
+    def kept_with(vectors: bool | None) -> int:
+        """Another batch with this setting; returns the number of files with a vector."""
+        run.settings = replace(run.settings, vectors=vectors)
+        run.start()
+        for key in ("k", "m", f"new {run.number}"):  # a file of which all rows are dead is gone
+            run.cluster.put(0, key, b'{"n": %d}' % run.number)
+        run.catch_up()
+        run.check()
+        return sum(file.deletion_vector is not None for file in run.keeper.table.snapshot.files.values())
+
+    assert kept_with(None) > 0
+    assert kept_with(None) > 0
+    assert kept_with(False) == kept_with(None) == 0  # without the option a table stays as it is
+    rows = DeltaTable(run.table.url).to_pandas()  # which refuses tables that may have vectors
+    assert sorted(zip(rows["_vbucket"], rows["_key"], strict=True)) == sorted(
+        (number, key.decode()) for number, key in run.cluster.held
+    )
+    assert operations(run).count("DISABLE VECTORS") == 1
+    assert kept_with(True) > 0
+    assert kept_with(None) > 0
+    assert all(row for row in readers(run.table).values())
+
+
+def test_vectors_are_switched_off_without_a_batch_too(quiet: TableRun) -> None:
+    quiet.cluster.put(0, "k", b'{"n": 7}')
+    quiet.catch_up()
+    quiet.settings = replace(quiet.settings, vectors=False)
+    quiet.start()
+    quiet.keeper.look(LocalWorkers())
+    assert not quiet.keeper.table.allows_vectors
+    quiet.check()
+
+
 def bucket(run: TableRun, uuid: str, *, is_in_memory: bool) -> TableKeeper:
     return TableKeeper(
         run.table, run.connect, run.keeper._nodes, run.settings,
         query=run.query, bucket=lambda: BucketIdentity(uuid, is_in_memory), reached=lambda: run.offset,
+        logged=run.logged,
     )  # fmt: skip
 
 
@@ -614,7 +690,7 @@ def test_a_driver_that_ends_before_any_operation_on_files(tmp_path: Path, vector
         directory = tmp_path / str(operation)
         run = begun(directory)
         shutil.copytree(template, directory)
-        run.number, run.committed = 1, 0
+        run.number, run.logged, run.committed = 1, 0, (f"upriver-{run.query}", 0)
         run.offset = next_offset(run.offset, run.cluster.states, RULES)
         a_day(run)
         try:

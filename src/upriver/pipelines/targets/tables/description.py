@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from upriver.pipelines.targets.tables.history import PROPERTY as HISTORY
-from upriver.pipelines.targets.tables.table_keeper import BUCKET, DUE, QUERY, reads_ahead
+from upriver.pipelines.targets.tables.table_keeper import BUCKET, DUE, QUERY, application, reads_ahead
 from upriver.tables import LOG, Table
 
 
@@ -44,7 +44,6 @@ def describe_table(table: Table) -> TableDescription:
     snapshot, properties = table.snapshot, table.properties
     files, log = snapshot.files.values(), list(table.storage.list(LOG))
     dead = sum(file.dead for file in files)
-    query = properties.get(QUERY)
     return TableDescription(
         path=table.storage.url,
         kind="history" if HISTORY in properties else "latest state",
@@ -56,9 +55,9 @@ def describe_table(table: Table) -> TableDescription:
         size=sum(file.size for file in files),
         deletion_vectors=table.vectors,
         columns=_columns(snapshot.metadata.schema),
-        query=query,
+        query=properties.get(QUERY),
         bucket=properties.get(BUCKET),
-        last_batch=snapshot.txns.get(f"upriver-{query}"),
+        last_batch=snapshot.txns.get(application(table)),
         reads_ahead=sorted(reads_ahead(table)),
         foreign_changes=sorted(json.loads(properties.get(DUE, "[]"))),
         log_files=len(log),

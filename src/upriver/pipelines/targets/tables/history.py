@@ -74,8 +74,8 @@ class HistorySchema:
 class History:
     """The driver's side of a history."""
 
-    def __init__(self, storage: TableStorage, query: str, *, adopt: bool = False) -> None:
-        """``adopt``: continue the history of another query."""
+    def __init__(self, storage: TableStorage, query: str, application: str, *, adopt: bool = False) -> None:
+        """Batches are recorded under the name ``application``. ``adopt``: continue the history of another query."""
         found = Table.find(storage)
         if found is None:
             found = Table.create(storage, HistorySchema(), {PROPERTY: "true", _QUERY: query}, vectors=False)
@@ -90,7 +90,7 @@ class History:
                 )
             found.commit(Edit("SET OWNER", properties={_QUERY: query}, data_change=False))
         self._table = found
-        self._app = f"upriver-{query}"
+        self._app = application
 
     def append(self, parts: Sequence[NewFile], number: int) -> None:
         """Add the files of a batch, unless the history has it already."""

@@ -34,7 +34,9 @@ from upriver.spark import BucketIdentity, Offset
 from upriver.tables import Add, Commit, Edit, FieldReport, NewFile, Table, TableSchema, TableStorage
 
 #: Properties of the table.
-QUERY, BUCKET, SEED, AHEAD, DUE = (f"upriver.{name}" for name in ("query", "bucket", "seed", "ahead", "due"))
+QUERY, BUCKET, SEED, AHEAD, DUE, NUMBERING = (
+    f"upriver.{name}" for name in ("query", "bucket", "seed", "ahead", "due", "numbering")
+)
 #: How often a batch may add columns. Each time its tasks run again, and may see other documents with other fields.
 #: Later only integers become decimals.
 GROWTHS_MAX: Final = 4
@@ -55,7 +57,8 @@ class KeeperSettings:
     #: The columns that the user wants; None if documents decide.
     schema: TableSchema | None = None
     share: float = 0.01
-    vectors: bool = True
+    #: Whether old versions are hidden by deletion vectors; None: as the table is, and for a new one they are.
+    vectors: bool | None = None
     #: Take over a table of another query, and replace what it holds.
     adopt: bool = False
     #: Where documents go that cannot be written.
@@ -87,10 +90,11 @@ class TableKeeper:
         query: str,
         bucket: Callable[[], BucketIdentity],
         reached: Callable[[], Offset],
+        logged: int,
         history: TableStorage | None = None,
     ) -> None:
         """``nodes`` serves the driver, ``bucket`` returns the identity of the source, and ``reached`` the end of the
-        completed batches."""
+        completed batches. ``logged`` is the last batch that the checkpoint knows; -1 without any."""
         self.counts = KeptCounts()
         #: For all uses of the table: a compaction commits from a thread of its own.
         self.lock = threading.RLock()
@@ -98,7 +102,6 @@ class TableKeeper:
         self._nodes = nodes
         self._settings = settings
         self._query = query
-        self._app = f"upriver-{query}"
         self._bucket = bucket
         self._reached = reached
         self._history_storage = history
@@ -107,13 +110,21 @@ class TableKeeper:
         #: Fields without a column, over all batches of this process.
         self._fields = FieldReport()
         self._looked_at = 0.0
-        self.table = self._opened(storage)
-        self._history = None if history is None else History(history, query, adopt=settings.adopt)
+        #: Whether the batches are numbered from the beginning again, and all vbuckets are read again.
+        self.starts_over = False
+        self.table = self._opened(storage, logged)
+        #: The name under which the table records batches.
+        self.application = application(self.table)
+        self._history = None if history is None else History(history, query, self.application, adopt=settings.adopt)
 
     # Opening
 
-    def _opened(self, storage: TableStorage) -> Table:
-        """The table, which belongs to this query afterwards."""
+    def _opened(self, storage: TableStorage, logged: int) -> Table:
+        """The table, which belongs to this query afterwards.
+
+        If it has batches that the checkpoint does not know, then a part of the checkpoint was removed, or an old copy
+        is in its place. Other batches will get the numbers of these, so the table needs another numbering.
+        """
         bucket = self._bucket()
         table = opened(storage, self._settings)
         owner = table.properties.get(QUERY)
@@ -128,13 +139,17 @@ class TableKeeper:
                 )
             table = Table.replace(
                 storage, first_schema(self._settings), {**new_properties(), **self._identity(bucket)},
-                vectors=self._settings.vectors,
+                vectors=self._settings.vectors is not False,
             )  # fmt: skip
         elif table.properties[BUCKET] != bucket.uuid:
             if not bucket.is_in_memory and not self._settings.adopt:
                 raise OtherBucket(storage.url, table.properties[BUCKET], bucket.uuid)
             # The stream reports a reset of every vbucket, as it does when a node without a disk was restarted.
             table.commit(Edit("SET BUCKET", properties=self._identity(bucket), data_change=False))
+        if table.snapshot.txns.get(application(table), -1) > logged:
+            self.starts_over = True
+            numbering = {NUMBERING: secrets.token_hex(8), DUE: json.dumps(sorted(self._vbuckets()))}
+            table.commit(Edit("START OVER", properties=numbering, data_change=False))
         if self._settings.schema is not None:
             wanted = table.schema.with_columns(self._settings.schema.columns)
             if wanted != table.schema:
@@ -149,7 +164,11 @@ class TableKeeper:
     @property
     def batch_number(self) -> int:
         """The last batch in the table; -1 before the first."""
-        return self.table.snapshot.txns.get(self._app, -1)
+        return self.table.snapshot.txns.get(self.application, -1)
+
+    def has_batch(self, application: str, number: int) -> bool:
+        """Whether the table has this batch."""
+        return application == self.application and number <= self.batch_number
 
     def plan(self, batch_number: int, workers: Workers) -> TableTask | None:
         """The work of a batch's tasks; None if the table has the batch."""
@@ -158,6 +177,7 @@ class TableKeeper:
             if batch_number <= self.batch_number:
                 self.counts.replayed += 1
                 return None
+            self._switch_vectors(workers)
             self.repair(workers)
             return self._task()
 
@@ -176,6 +196,21 @@ class TableKeeper:
     def _due(self) -> set[int]:
         """Vbuckets that must be read again, because another program has changed their rows."""
         return set(json.loads(self.table.properties.get(DUE, "[]")))
+
+    def _switch_vectors(self, workers: Workers) -> None:
+        """Give the table the vectors that the settings want. Without them, files that have one are written again."""
+        wanted = self._settings.vectors
+        if wanted is None or wanted == self.table.vectors == self.table.allows_vectors:
+            return
+
+        def edit() -> Edit:
+            if wanted:
+                return Edit("ENABLE VECTORS", vectors=True, data_change=False)
+            hidden = [path for path, file in self.table.snapshot.files.items() if file.deletion_vector]
+            new = rewritten(self.work(), self.table, dict.fromkeys(hidden, BitMap()), workers)
+            return Edit("DISABLE VECTORS", _added(new), removed=hidden, vectors=False, data_change=False)
+
+        self._commit(edit)
 
     # Changes by other programs
 
@@ -226,6 +261,7 @@ class TableKeeper:
             if time.monotonic() - self._looked_at >= LOOK_S:
                 self._looked_at = time.monotonic()
                 self._refresh()
+            self._switch_vectors(workers)
             self.repair(workers)
 
     def repair(self, workers: Workers) -> None:
@@ -359,7 +395,7 @@ class TableKeeper:
                 _added(added),
                 dead | {file.path: file.dead_rows for file in added if file.dead},
                 properties=properties,
-                txn=None if batch_number is None else (self._app, batch_number),
+                txn=None if batch_number is None else (self.application, batch_number),
                 base=base,
             )
             if not added and not dead and not properties:
@@ -406,7 +442,7 @@ def opened(storage: TableStorage, settings: KeeperSettings) -> Table:
     """The table in this place; a new one if nothing is there."""
     table = Table.find(storage, replaceable=settings.adopt)
     if table is None:
-        table = Table.create(storage, first_schema(settings), new_properties(), vectors=settings.vectors)
+        table = Table.create(storage, first_schema(settings), new_properties(), vectors=settings.vectors is not False)
     elif SEED not in table.properties:
         table.commit(Edit("SET SEED", properties=new_properties(), data_change=False))
     return table
@@ -427,6 +463,12 @@ def seed_of(table: Table) -> bytes:
     return bytes.fromhex(table.properties[SEED])
 
 
+def application(table: Table) -> str:
+    """The name under which batches are recorded in a table."""
+    numbering = table.properties.get(NUMBERING)
+    return f"upriver-{table.properties.get(QUERY)}" + (f"-{numbering}" if numbering else "")
+
+
 def reads_ahead(table: Table) -> dict[int, ReadAhead]:
     """The reads ahead of the stream."""
     kept = json.loads(table.properties.get(AHEAD, "{}"))
@@ -434,8 +476,8 @@ def reads_ahead(table: Table) -> dict[int, ReadAhead]:
 
 
 def basis_of(table: Table) -> str:
-    """Identifies the table and its reads ahead of the stream."""
-    return f"{table.snapshot.metadata.id} {table.properties.get(AHEAD, '')}"
+    """Identifies the table, its way to hide old versions, and its reads ahead of the stream."""
+    return f"{table.snapshot.metadata.id} {table.vectors} {table.properties.get(AHEAD, '')}"
 
 
 def table_task(
