@@ -11,7 +11,7 @@ from pathlib import Path
 
 from docs.inserts import filled
 from docs.protocol_pages import table
-from tests.conformance import TEXTS
+from tests.conformance import OPEN_ISSUES, TEXTS
 from tests.conformance.statement import Statement, Text
 
 PAGE = Path(__file__).parent / "conformance.md"
@@ -56,10 +56,15 @@ def statements(texts: Iterable[Text] = TEXTS) -> Iterator[tuple[str, Statement]]
         yield from text
 
 
-def faults(found: Marks | None = None, texts: Iterable[Text] = TEXTS) -> list[str]:
+def names() -> list[str]:
+    """What tests can show: every statement and every open issue."""
+    return [*(name for name, _ in statements()), *(issue.id for issue in OPEN_ISSUES)]
+
+
+def faults(found: Marks | None = None, declared: list[str] | None = None) -> list[str]:
     """Statements without a test, statements that are declared twice, and marks that name no statement."""
     found = marks() if found is None else found
-    declared = [name for name, _ in statements(texts)]
+    declared = names() if declared is None else declared
     twice = sorted({name for name in declared if declared.count(name) > 1})
     unknown = sorted(set(found) - set(declared))
     return [
@@ -84,7 +89,7 @@ def conformance_page() -> str:
         "something else; the last column says why."
     )
     texts = "\n\n".join(block for text in TEXTS for block in _text(text, found))
-    return filled(PAGE, {"summary": summary, "statements": texts})
+    return filled(PAGE, {"summary": summary, "statements": texts, "open issues": _open_issues(found)})
 
 
 def _text(text: Text, found: Marks) -> Iterator[str]:
@@ -93,6 +98,11 @@ def _text(text: Text, found: Marks) -> Iterator[str]:
         yield f"### {text.name}: {section}"
         rows = ((each.says, _shown_by(found.get(f"{text.name}:{each.name}", ())), each.difference) for each in inside)
         yield table(("statement", "shown by", "difference and its reason"), rows)
+
+
+def _open_issues(found: Marks) -> str:
+    rows = ((each.number, each.asks, each.became, _shown_by(found.get(each.id, ()))) for each in OPEN_ISSUES)
+    return table(("number", "open issue", "what became of it", "shown by"), rows)
 
 
 def _shown_by(shown: Iterable[Mark]) -> str:

@@ -36,3 +36,8 @@ class OpenIssue:
     number: str  #: in the tracker of the text's authors; empty if it has none
     asks: str
     became: str  #: what Upriver does about it
+
+    @property
+    def id(self) -> str:
+        """What tests call it."""
+        return f"open_issues:{self.name}"

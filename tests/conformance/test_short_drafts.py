@@ -251,7 +251,7 @@ def test_a_stream_goes_from_behind_its_start_to_its_end(consumer: ShortClient, s
     assert [each.body[-3:-1] for each in until_close(consumer) if each.key_length] == [b"k3", b"k4"]
 
 
-@pytest.mark.shows("upr_draft1:stream-each", "upr_draft2:stream-each")
+@pytest.mark.shows("upr_draft1:stream-each", "upr_draft2:stream-each", "open_issues:request-id")
 @both
 def test_each_stream_has_its_request(consumer: ShortClient, store: Store, draft: str) -> None:
     for vbucket in (1, 2):
@@ -297,6 +297,7 @@ def test_the_printed_failover_log(consumer: ShortClient, store: Store, draft: st
     "upr_draft1:opcode-request-error",
     "upr_draft2:request-answered",
     "upr_draft2:opcode-request-error",
+    "open_issues:error-opcodes",
 )
 @both
 def test_a_refused_request_says_why(consumer: ShortClient, store: Store, draft: str) -> None:
@@ -306,7 +307,7 @@ def test_a_refused_request_says_why(consumer: ShortClient, store: Store, draft: 
     assert consumer.ask(request()).body == bytes((OK,)), "the connection lives"
 
 
-@pytest.mark.shows("upr_draft1:opcode-decode-error", "upr_draft2:opcode-decode-error")
+@pytest.mark.shows("upr_draft1:opcode-decode-error", "upr_draft2:opcode-decode-error", "open_issues:error-opcodes")
 @both
 def test_bytes_that_cannot_be_decoded(consumer: ShortClient, draft: str) -> None:
     answer = consumer.ask(short_packet(REQUEST, b"\x09", request_id=REQUEST_ID))

@@ -204,7 +204,9 @@ def test_a_stream_request_has_40_bytes_of_extras_only(producer: RawClient, store
 # Close stream
 
 
-@pytest.mark.shows("upr:close-both", "upr:close-printed", "upr:close-producer", "upr:close-late-answers")
+@pytest.mark.shows(
+    "upr:close-both", "upr:close-printed", "upr:close-producer", "upr:close-late-answers", "open_issues:stop-streams"
+)
 def test_a_producer_that_closes_sends_nothing_more(producer: RawClient, store: Store) -> None:
     producer.ask(request(5, opaque=3))
     store.set(b"before", vbucket=5)
@@ -352,7 +354,7 @@ def test_the_printed_rollback_and_the_retry(producer: RawClient, store: Store) -
     assert len(keys(list(producer.until(MUTATION)))) == 1
 
 
-@pytest.mark.shows("upr:request-rollback", "upr:request-answer-rollback")
+@pytest.mark.shows("upr:request-rollback", "upr:request-answer-rollback", "open_issues:rollback-debate")
 def test_a_consumer_of_a_lost_branch_rolls_back_to_where_it_left(producer: RawClient, store: Store) -> None:
     old = store.uuid()
     for number in range(5):
@@ -437,7 +439,7 @@ def test_each_field_of_a_mutation(producer: RawClient, store: Store) -> None:
     assert (found.key, found.value, found.cas) == (b"k", b"", cas)
 
 
-@pytest.mark.shows("upr:mutation-layout")
+@pytest.mark.shows("upr:mutation-layout", "open_issues:lock-time")
 def test_the_lock_time_of_a_mutation(producer: RawClient, store: Store) -> None:
     store.set(b"k", vbucket=1)
     store.lock(b"k", 20, vbucket=1)
@@ -471,6 +473,7 @@ def test_the_printed_deletion(producer: RawClient, store: Store) -> None:
     "upr:expiration-value",
     "upr:expiration-layout",
     "upr:expiration-printed",
+    "open_issues:expirations",
 )
 def test_the_printed_expiration(producer: RawClient, store: Store) -> None:
     for key in (b"x", b"y", b"z"):
@@ -510,7 +513,9 @@ def test_a_stream_ends_when_the_state_changes(producer: RawClient, store: Store,
     assert (end.opcode, end.extras) == (STREAM_END, (1).to_bytes(4, "big"))
 
 
-@pytest.mark.shows("upr:flush-extras", "upr:flush-key", "upr:flush-value", "upr:flush-printed")
+@pytest.mark.shows(
+    "upr:flush-extras", "upr:flush-key", "upr:flush-value", "upr:flush-printed", "open_issues:bucket-flush"
+)
 def test_the_printed_flush(producer: RawClient, store: Store) -> None:
     store.set(b"a")
     producer.ask(request(opaque=0xDEADBEEF))
@@ -520,7 +525,14 @@ def test_the_printed_flush(producer: RawClient, store: Store) -> None:
     assert producer.take().opcode == STREAM_END
 
 
-@pytest.mark.shows("upr:state-takeover", "upr:state-extras", "upr:state-key", "upr:state-value", "upr:state-layout")
+@pytest.mark.shows(
+    "upr:state-takeover",
+    "upr:state-extras",
+    "upr:state-key",
+    "upr:state-value",
+    "upr:state-layout",
+    "open_issues:ownership",
+)
 def test_a_takeover_passes_the_ownership_on(producer: RawClient, store: Store) -> None:
     store.set(b"a", vbucket=3)
     producer.send(request(3, flags=1, opaque=6))
