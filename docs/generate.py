@@ -3,7 +3,9 @@
 The pages of `docs/protocol/` follow from the declared messages, the errata from decoding the examples of the protocol
 texts, `docs/cli.md` from the help texts, and the tables of options in `docs/node.md`, `docs/spark.md` and
 `docs/pipelines.md` from the declared options. The stream states in `docs/streams.md` follow from the table that the
-program runs. With ``--check`` nothing is written: stale pages are listed, and the exit code is 1.
+program runs. `docs/conformance.md` follows from the statements in `tests/conformance` and the tests that show them; a
+statement without a test is an error. With ``--check`` nothing is written: stale pages are listed, and the exit code
+is 1.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import sys
 from pathlib import Path
 
 from docs.cli_page import cli_page
+from docs.conformance_page import conformance_page, faults
 from docs.errata_page import errata_page
 from docs.options_pages import options_pages
 from docs.protocol_pages import index_page, protocol_page
@@ -30,6 +33,7 @@ def pages() -> dict[Path, str]:
         DOCS / "cli.md": cli_page(),
         **options_pages(),
         DOCS / "streams.md": streams_page(),
+        DOCS / "conformance.md": conformance_page(),
     }
 
 
@@ -61,7 +65,10 @@ def main(arguments: list[str]) -> int:
         print(
             f"{name} is stale: run `make docs`" if check else f"wrote {name}", file=sys.stderr if check else sys.stdout
         )
-    return 1 if check and found else 0
+    wrong = faults()
+    for fault in wrong:
+        print(fault, file=sys.stderr)
+    return 1 if wrong or (check and found) else 0
 
 
 if __name__ == "__main__":

@@ -216,6 +216,7 @@ class OwnerWatch(threading.Thread):
             self.rounds += 1
 
 
+@pytest.mark.shows("open_issues:ownership")
 @pytest.mark.parametrize("seed", slow_except([0], range(3)))
 def test_kills_at_any_moment_of_a_takeover(nodes: dict[Link, RestartableNode], writer: Writer, seed: int) -> None:
     """The mover itself is gone each time too: another one goes on, or takes it back and begins again."""

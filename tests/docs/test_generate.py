@@ -24,6 +24,7 @@ def test_generating_twice_gives_the_same() -> None:
     assert generate.pages() == PAGES
 
 
+@pytest.mark.shows("open_issues:examples")
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
 def test_every_message_is_documented(dialect: Dialect) -> None:
     page = PAGES[PROTOCOL / f"{dialect.name}.md"]

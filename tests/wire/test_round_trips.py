@@ -37,6 +37,7 @@ def decoded(dialect: Dialect, pieces: list[bytes]) -> list[Message]:
     return out
 
 
+@pytest.mark.shows("open_issues:packet-parsing")
 @pytest.mark.parametrize(("dialect", "cls"), DECLARED)
 @settings(max_examples=examples(15))
 @given(st.data())

@@ -162,6 +162,13 @@ def test_connections_that_fall_silent(
     run(through_the_silence())
 
 
+@pytest.mark.shows(
+    "upr_draft1:rollback-meaning",
+    "upr_draft2:rollback-meaning",
+    "upr_draft3:rollback-meaning",
+    "open_issues:rollback-debate",
+    "open_issues:lost-after-sending",
+)
 @pytest.mark.parametrize(
     ("dialect", "policy"),
     slow_except(

@@ -36,6 +36,7 @@ def observed(peer: Peer, key: bytes, vbucket: int = 0) -> tuple[KeyState, int]:
     return found.state, found.cas
 
 
+@pytest.mark.shows("open_issues:observe")
 def test_the_states_of_a_key(manual: ManualNode) -> None:
     peer = manual.peer()
     assert observed(peer, b"k") == (KeyState.NOT_FOUND, 0)
@@ -90,6 +91,7 @@ def test_half_a_key_is_malformed(peer: Peer) -> None:
     assert answer.status is Status.EINVAL
 
 
+@pytest.mark.shows("open_issues:observe")
 def test_observe_a_seqno(manual: ManualNode) -> None:
     peer = manual.peer()
     peer.hello(Feature.MUTATION_SEQNO)
@@ -122,6 +124,7 @@ def test_observe_a_branch_that_was_left(manual: ManualNode) -> None:
 # The disk
 
 
+@pytest.mark.shows("open_issues:observe")
 def test_wait_for_the_disk(manual: ManualNode) -> None:
     peer = manual.peer()
     peer.send(Set(key=b"a"), Set(key=b"b"))

@@ -127,6 +127,7 @@ def test_delete_with_an_argument(peer: Peer) -> None:
 # Seqnos and failover logs
 
 
+@pytest.mark.shows("open_issues:all-seqnos")
 def test_all_seqnos(peer: Peer) -> None:
     peer.send(Set(key=b"a"), Set(key=b"a"), Set(key=b"b", vbucket=1))
     assert seqnos(peer) == {0: 2, 1: 1, 2: 0, 3: 0}  # all but the dead

@@ -219,6 +219,7 @@ def test_other_refusals_say_why(name: str) -> None:
     assert not peer.closed
 
 
+@pytest.mark.shows("open_issues:request-id")
 @pytest.mark.parametrize("name", SHORT)
 def test_streams_that_only_a_request_id_tells_apart_have_one_each(name: str) -> None:
     node, peer = node_with_peer(name, b"a")
@@ -350,6 +351,7 @@ def test_no_other_client_can_take_the_name_that_is_made_up(name: str) -> None:
 # Statistics
 
 
+@pytest.mark.shows("open_issues:vbucket-filter", "open_issues:useful-name")
 @pytest.mark.parametrize("name", DRAFTS)
 def test_statistics_show_the_group_id(name: str) -> None:
     node, peer = node_with_peer(name, b"a", b"b")
@@ -365,6 +367,7 @@ def test_statistics_show_the_group_id(name: str) -> None:
 # Permissions
 
 
+@pytest.mark.shows("open_issues:security")
 def test_users_keep_the_short_drafts_away_but_from_an_anonymous_listener() -> None:
     node = InMemoryNode()
     node.bucket.create_vbucket(0)
@@ -484,6 +487,7 @@ def test_garbage_on_a_socket_is_answered_and_closed_and_the_node_lives(node: Emb
         assert isinstance(client.ask(memcached.Noop()), Response)
 
 
+@pytest.mark.shows("open_issues:compatibility")
 def test_every_dialect_at_once_on_one_port(node: EmbeddedNode) -> None:
     node.call(node.bucket.vbucket(0).set, b"key", b"value")
     clients = [

@@ -20,6 +20,7 @@ def test_the_remaining_lock_time_goes_with_a_mutation() -> None:
     assert ask(peer)[2].lock_time == 15  # type: ignore[attr-defined]
 
 
+@pytest.mark.shows("open_issues:filters")
 def test_a_filter_on_values() -> None:
     node, peer = node_with_peer()
     vbucket = node.bucket.vbucket(0)

@@ -48,6 +48,7 @@ def told(node: InMemoryNode, group: str = "dcp") -> dict[str, object]:
     return {name.removeprefix(f"eq_{group}q:move:"): value for name, value in pairs}
 
 
+@pytest.mark.shows("open_issues:vbucket-filter", "open_issues:useful-name")
 @pytest.mark.parametrize("dialect", ["dcp", "upr"])
 def test_a_replica_is_fed(node: InMemoryNode, dialect: str) -> None:
     peer, opaque = opened(node, dialect)

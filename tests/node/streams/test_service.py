@@ -122,6 +122,7 @@ def test_a_request_that_cannot_be_read_is_answered() -> None:
     assert not peer.closed
 
 
+@pytest.mark.shows("open_issues:security")
 def test_streams_need_their_role() -> None:
     node = InMemoryNode()
     node.state.users = object()  # type: ignore[assignment]
@@ -241,6 +242,7 @@ def test_reconnect_and_resume(node: EmbeddedNode) -> None:
     assert len(first | second) == 101
 
 
+@pytest.mark.shows("open_issues:restart")
 def test_resuming_after_the_node_was_restarted(tmp_path: Path) -> None:
     with start(vbuckets=16, data=str(tmp_path)) as node:
         high = write(node, *(b"key-%d" % number for number in range(100)))
@@ -376,6 +378,7 @@ def test_many_streams_on_one_connection() -> None:
                 seen.add(message.vbucket)
 
 
+@pytest.mark.shows("open_issues:dead-connections")
 def test_a_dead_consumer_is_noticed(node: EmbeddedNode) -> None:
     with StreamClient(node, b"dead") as client:
         client.send(dcp.Control(key=b"set_noop_interval", value=b"0.1"), dcp.Control(key=b"enable_noop", value=b"true"))

@@ -1,6 +1,7 @@
 """The groups `dcp` and `upr`."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 
 from tests.support.depth import examples
@@ -71,6 +72,7 @@ def test_each_connection_belongs_to_one_group() -> None:
     ]
 
 
+@pytest.mark.shows("open_issues:statistics")
 def test_what_ended_streams_sent_still_counts() -> None:
     node, peer = node_with_peer(b"a", b"b", name=b"x")
     ask(peer)
@@ -80,6 +82,7 @@ def test_what_ended_streams_sent_still_counts() -> None:
     assert (numbers["eq_dcpq:x:items_sent"], numbers["eq_dcpq:x:num_streams"]) == ("4", "0")
 
 
+@pytest.mark.shows("open_issues:statistics")
 @settings(max_examples=examples(25), deadline=None)
 @given(
     writes=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"a", b"b", b"c"])), max_size=30),

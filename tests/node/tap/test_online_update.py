@@ -29,6 +29,7 @@ def value(node: InMemoryNode, key: bytes, vbucket: int = 1) -> bytes | None:
     return found.get(key).value if key in found.table.live_keys() else None
 
 
+@pytest.mark.shows("tap:opaque-start", "tap:opaque-stop", "tap:opaque-tests-only")
 def test_nothing_is_written_until_it_stops(node: InMemoryNode, caplog: pytest.LogCaptureFixture) -> None:
     update, vbucket = node.tap.online_update, node.bucket.vbucket(1)
     with caplog.at_level(logging.WARNING):
@@ -67,6 +68,7 @@ def test_one_that_ends_before_the_disk_has_caught_up_pauses_nothing(node: InMemo
     assert node.bucket.vbucket(1).persisted_seqno == 4
 
 
+@pytest.mark.shows("tap:opaque-revert")
 def test_all_that_came_since_can_be_taken_back(node: InMemoryNode) -> None:
     update, vbucket = node.tap.online_update, node.bucket.vbucket(1)
     update.control(Control.START_ONLINEUPDATE)

@@ -361,6 +361,7 @@ def test_anonymous_clients_are_not_remembered(node: InMemoryNode) -> None:
 # Registration
 
 
+@pytest.mark.shows("tap:registered-stays")
 def test_a_registered_client_is_remembered_until_it_is_deregistered(node: InMemoryNode) -> None:
     node.write(1, b"a")
     first = client(node, BACKFILL | ACK | REGISTERED)
@@ -399,6 +400,7 @@ def test_a_dump_that_was_interrupted_goes_on_and_who_follows_a_finished_one_too(
     assert keys(client(node, BACKFILL | ACK | REGISTERED).run()) == ["e"]
 
 
+@pytest.mark.shows("open_issues:stop-streams")
 def test_a_connected_client_that_is_deregistered_is_told_and_closed(node: InMemoryNode) -> None:
     peer = client(node, BACKFILL | ACK | REGISTERED)
     peer.run()
@@ -424,6 +426,7 @@ def test_a_busy_client_that_is_deregistered_gets_nothing_behind_the_goodbye() ->
     assert peer.closed
 
 
+@pytest.mark.shows("tap:registered-memory")
 def test_a_registered_client_survives_a_purge_by_starting_over(node: InMemoryNode) -> None:
     vbucket = node.bucket.vbucket(1)
     node.write(1, b"a", b"b")
@@ -528,6 +531,7 @@ def test_tap_messages_and_opened_streams_do_not_mix(node: InMemoryNode) -> None:
     assert [answer.status for answer in answers] == [Status.UNKNOWN_COMMAND]  # type: ignore[attr-defined]
 
 
+@pytest.mark.shows("tap:opaque-either")
 def test_both_sides_may_ask_for_an_online_update(node: InMemoryNode, caplog: pytest.LogCaptureFixture) -> None:
     sender, receiver = node.connect(), client(node, DUMP | ACK)
     receiver.judge = lambda _: None
@@ -545,6 +549,7 @@ def test_both_sides_may_ask_for_an_online_update(node: InMemoryNode, caplog: pyt
 # Users
 
 
+@pytest.mark.shows("tap:internal")
 def test_roles(node: InMemoryNode) -> None:
     node.state.users = Users()
 

@@ -84,6 +84,7 @@ def test_what_a_peer_that_sends_has_announced(node: InMemoryNode) -> None:
     assert found["vb_1:checkpoint"] == "7"
 
 
+@pytest.mark.shows("open_issues:statistics")
 def test_the_numbers_add_up(node: InMemoryNode) -> None:
     refused = [Status.ETMPFAIL] * 2
     peers = [TapPeer(node, connect(b"c%d" % i, BACKFILL | (ACK if i else 0))) for i in range(3)]
@@ -133,6 +134,7 @@ def test_a_client_that_is_away_counts_with_what_it_got_and_what_waits_for_it(nod
     assert of(node)["eq_tapq:gone:qlen"] == "1"
 
 
+@pytest.mark.shows("open_issues:idle-backlog")
 def test_what_waits_is_counted_in_changes(node: InMemoryNode) -> None:
     peer = TapPeer(node, connect(b"c", BACKFILL | ACK | LIST, vbuckets=(1,)))
     peer.judge = lambda m: Status.ETMPFAIL if isinstance(m, tap.Mutation) else Status.SUCCESS

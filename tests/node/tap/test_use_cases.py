@@ -66,6 +66,7 @@ def is_key(key: bytes) -> Callable[[Message], bool]:
     return lambda message: isinstance(message, tap.Mutation | tap.Delete) and message.key == key
 
 
+@pytest.mark.shows("tap:use-replication", "tap:use-replay")
 def test_replication(source: EmbeddedNode, writer: Client) -> None:
     for number in range(500):
         writer.set(b"k%d" % number, b"v%d" % number, vbucket=1)
@@ -83,6 +84,7 @@ def test_replication(source: EmbeddedNode, writer: Client) -> None:
             wait_until(lambda: contents(destination) == contents(source) != {}, "after the flush too")
 
 
+@pytest.mark.shows("tap:use-observation")
 def test_observation(source: EmbeddedNode, writer: Client) -> None:
     writer.set(b"old:1", b"v", vbucket=1)
     with Listener(source.port, connect(b"observer", BACKFILL, FUTURE)) as listener:
@@ -98,6 +100,7 @@ def test_observation(source: EmbeddedNode, writer: Client) -> None:
     assert seen == {b"user": 100, b"order": 100, b"session": 100, b"old": 1}
 
 
+@pytest.mark.shows("tap:use-invalidation")
 def test_cache_invalidation(source: EmbeddedNode, writer: Client) -> None:
     cache = {b"k%d" % number: b"cached" for number in range(20)}
     for key in cache:
@@ -116,6 +119,7 @@ def test_cache_invalidation(source: EmbeddedNode, writer: Client) -> None:
         assert {type(message) for message in told} == {tap.Opaque, tap.Flush}  # each vbucket is named before
 
 
+@pytest.mark.shows("tap:use-indexing")
 def test_external_indexing(source: EmbeddedNode, writer: Client) -> None:
     """A full-text index that is always up to date: who holds a word now, and not who ever did."""
     texts = {b"a": b"the quick brown fox", b"b": b"the lazy dog", b"c": b"a fox again"}
@@ -141,6 +145,7 @@ def test_external_indexing(source: EmbeddedNode, writer: Client) -> None:
         assert (index[b"fox"], index[b"dog"], index[b"the"]) == (set(), {b"a", b"b"}, {b"b"})
 
 
+@pytest.mark.shows("tap:use-transition")
 def test_vbucket_transition(source: EmbeddedNode, writer: Client) -> None:
     for number in range(300):
         writer.set(b"k%d" % number, b"v", vbucket=1)
@@ -198,6 +203,7 @@ def ttls(which: EmbeddedNode) -> list[int]:
     return which.call(read)
 
 
+@pytest.mark.shows("tap:response-ttl")
 def test_a_change_makes_so_many_hops_in_a_ring_and_no_more(ring: list[EmbeddedNode]) -> None:
     """Copies take whatever they are told: only the hops that are left stop a change from going round for ever."""
     with Client(ring[0].port) as peer:

@@ -141,6 +141,7 @@ def test_disk_only_waits_for_what_was_there_at_the_request() -> None:
     assert brief(peer.take()) == ["(0,3]", "a@1", "b@2", "c@3", "end 0"]
 
 
+@pytest.mark.shows("open_issues:lost-after-sending")
 def test_persisted_only_waits_for_the_disk() -> None:
     node, peer = node_with_peer(b"a")
     node.settle()
@@ -227,6 +228,7 @@ def test_deletions_say_when_if_that_was_asked_for() -> None:
     assert deletion.delete_time == int(node.clock())
 
 
+@pytest.mark.shows("open_issues:keys-only")
 @pytest.mark.parametrize("way", ["open flag", "control"])
 def test_keys_without_values(way: str) -> None:
     _, peer = node_with_peer(b"a", flags=1 | (dcp.OpenFlag.NO_VALUE if way == "open flag" else 0))
@@ -246,6 +248,7 @@ def test_every_version_with_the_history() -> None:
     assert brief(changes) == ["a@1", "a@2", "b@3"]
 
 
+@pytest.mark.shows("open_issues:filters")
 def test_a_filter_on_keys_and_the_position_that_advances() -> None:
     node, peer = node_with_peer(b"user:1", b"x", b"user:2")
     assert control(peer, b"key_filter", b"^user:") is Status.SUCCESS

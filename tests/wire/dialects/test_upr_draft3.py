@@ -6,6 +6,7 @@ from upriver.errors import WireError
 from upriver.wire import AnyResponse, Request
 from upriver.wire import upr_draft3 as d
 from upriver.wire.codes import Status
+from upriver.wire.dialects.memcached import FailoverEntry
 from upriver.wire.dialects.upr import VbucketState
 from upriver.wire.dialects.upr_draft3 import upr_draft3
 
@@ -45,6 +46,23 @@ def test_extras_of_36_bytes_are_refused() -> None:
     assert str(caught.value) == "at byte 4: expected 28 bytes of extras in mutation, found 36"
 
 
+@pytest.mark.shows("upr_draft3:log-count")
+def test_a_log_may_have_1024_pairs() -> None:
+    pairs = tuple(FailoverEntry(vbucket_uuid=number + 1, seqno=1024 - number) for number in range(1024))
+    packet = d.FailoverLogResponse(log=pairs, opaque=45).encode()
+    assert (len(packet) - 24) // 16 == 1024
+    message = upr_draft3.decode(packet)
+    assert isinstance(message, d.FailoverLogResponse)
+    assert message.log == pairs
+
+
+@pytest.mark.shows("upr_draft3:state-codes")
+def test_the_states_have_the_numbers_of_the_text() -> None:
+    codes = {state: d.SetVbucketState(state=state).encode()[24] for state in VbucketState}
+    assert {state.name: code for state, code in codes.items()} == {"ACTIVE": 1, "PENDING": 2, "REPLICA": 3, "DEAD": 4}
+
+
+@pytest.mark.shows("upr_draft3:state-printed")
 def test_set_vbucket_state_is_sent_as_a_request_and_taken_with_either_magic() -> None:
     message = d.SetVbucketState(vbucket=12, opaque=45, state=VbucketState.DEAD)
     packet = bytearray(message.encode())
