@@ -58,6 +58,7 @@ class PipelineOptions(JobOptions):
     value_filter: str | None = same_as("value_filter")
     start: str = option("earliest", one_of("earliest", "latest"), "where a pipeline without a checkpoint starts")
     dialect: str = option("dcp", one_of(*_DIALECTS), "dialect to speak to the nodes")
+    stream_port: int | None = same_as("stream_port")
     max_rows: int = option(ROWS_MAX, as_count, "maximum number of changes in a batch")
     persisted_only: bool = same_as("persisted_only")
     fail_on_data_loss: bool = option(
@@ -74,6 +75,7 @@ class PipelineOptions(JobOptions):
             "valueFilter": self.value_filter,
             "startingOffsets": self.start,
             "dialect": self.dialect,
+            "streamPort": self.stream_port,
             "maxRowsPerTrigger": self.max_rows,
             "persistedOnly": self.persisted_only or None,
             "failOnDataLoss": self.fail_on_data_loss,
