@@ -1,8 +1,9 @@
 """The statistics of streaming connections, under the names that Couchbase's tools read.
 
-A connection belongs to the group of the dialect of its first stream request, to `dcp` before that, and to `upr` if it
-speaks a draft; the two groups together have every connection once. Unacknowledged and acknowledged bytes add up to all
-bytes that the window has counted: those sent or, on a connection of the consumer type, those received.
+A connection belongs to the group of the dialect of its first stream request. Before that it belongs to the dialect that
+its listener is pinned to, or else to `dcp`; a draft belongs to `upr`. The two groups together have every connection
+once. Unacknowledged and acknowledged bytes add up to all bytes that the window has counted: those sent or, on a
+connection of the consumer type, those received.
 """
 
 from collections import Counter
@@ -93,6 +94,7 @@ def _group(connection: StreamConnection | ReplicaConnection) -> str:
         dialect = connection.replica.consumer.dialect
     else:
         dialect = connection.producer.dialect
+    dialect = dialect or connection.session.listen_address.dialect
     return "dcp" if dialect in ("", "dcp") else "upr"
 
 

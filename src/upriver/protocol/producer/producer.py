@@ -461,9 +461,8 @@ def _rollback(
     """The seqno that the consumer must roll back to; None if it may continue."""
     log, high, purge = vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno
     if position is None:
-        strange = dialect.unknown_uuid_is_error
         entry = FailoverEntry(request.vbucket_uuid, request.high_seqno)
-        return rollback_by_entry(log, high, purge, request.start_seqno, entry, unknown_is_error=strange)
+        return rollback_by_entry(log, high, purge, request.start_seqno, entry, with_errors=dialect.rollback_errors)
     if strict and not position.seqno and position.vbucket_uuid and log.index(position.vbucket_uuid) is None:
         return 0
     return rollback_by_snapshot(log, high, purge, position)
