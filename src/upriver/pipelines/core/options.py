@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from upriver.client.transport import Address
+from upriver.network import KEEPALIVE_S
 from upriver.options import as_count, as_flag, hyphenated, one_of, option, read_fields
 from upriver.spark import DIALECTS, ReadOptions, as_address
 
@@ -85,8 +86,9 @@ class PipelineOptions(JobOptions):
 
 def connection(address: Address) -> dict[str, str]:
     """An address as options of the Spark source and sink."""
+    hosts = ",".join(map(str, address.endpoints))
     said: dict[str, Any] = {
-        "address": ",".join(map(str, address.endpoints)),
+        "address": hosts if address.keepalive_s == KEEPALIVE_S else _with_keepalive(hosts, address.keepalive_s),
         "bucket": address.bucket,
         "user": address.user,
         "password": address.password,
@@ -94,6 +96,10 @@ def connection(address: Address) -> dict[str, str]:
         "ca": address.ca,
     }
     return {name: as_typed(value) for name, value in said.items() if value is not None}
+
+
+def _with_keepalive(hosts: str, keepalive_s: float) -> str:
+    return f"upriver://{hosts}?keepalive_s={keepalive_s:g}"
 
 
 def as_typed(value: Any) -> str:
