@@ -91,8 +91,16 @@ def with_reserve(quota_bytes: int) -> int:
 class Ledger:
     """What the vbuckets of a bucket share: the clock, the CAS, the budgets and the counts."""
 
-    def __init__(self, clock: Callable[[], float], quota_bytes: int = 0, queue_bytes_max: int = 0) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        quota_bytes: int = 0,
+        queue_bytes_max: int = 0,
+        ticks: Callable[[], float] | None = None,
+    ) -> None:
         self.clock = clock
+        self.ticks = clock if ticks is None else ticks
+        self.replicates_locks = False
         #: 0 means without limit.
         self.quota_bytes = quota_bytes
         self.queue_bytes_max = queue_bytes_max

@@ -38,6 +38,8 @@ def possible(dialect: StreamDialect, role: str) -> set[Transition]:
         E.ADVANCE: dialect.advanced is not None,
         E.FLUSH: dialect.flush is not None,
         E.SET_PENDING: hands_over,
+        # Producers of ours keep the order.
+        E.SET_OUT_OF_ORDER: hands_over and role == "consumer",
         # A consumer may always take no more; the drafts have no message for it.
         E.CLOSE: opened or role == "consumer",
     }
@@ -209,7 +211,7 @@ class Receiving:
         spoken = "dcp" if dialect.name == "dcp" else "upr"
         self.consumer = ConsumerConnection(self.sink, NOW, ConsumerOptions(dialects=(spoken,)))
         self.translator = None if dialect in OPENED else DraftTranslator(dialect.name)
-        self.stream = self.consumer.add_stream(0, lambda _, error: self.answers.append(error))
+        self.stream = self.consumer.add_stream(0, lambda _, error: self.answers.append(error), flags=1)
         self.answers: list[object] = []
         self.seqno = 0
         self._translate_sent()
@@ -323,6 +325,8 @@ def consume_everything(dialect: StreamDialect, taken: set[Transition]) -> None:
         inside.marker()
     if dialect in OPENED:
         fresh().to(S.SNAPSHOT).change().change().state(VbucketState.PENDING)
+        for state in states:
+            fresh().to(state).state(VbucketState.REPLICA)
         draining = fresh().to(S.DRAINING).marker().change()
         if dialect.advanced is not None:
             draining.say(dialect.advanced(2))

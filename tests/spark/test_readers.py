@@ -13,7 +13,8 @@ from tests.support.node_clusters import two_nodes
 from tests.support.spark_driver import Query, read_batch, source_of
 from tests.support.spark_tables import PATIENCE_S, contents_at
 from upriver.client import SyncKvClient
-from upriver.errors import OptionError, QueryRolledBack
+from upriver.client.consumer.settings import DIALECTS
+from upriver.errors import NotSupported, OptionError, QueryRolledBack
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.spark import describe_offset
@@ -262,6 +263,19 @@ def test_a_query_that_runs_once_has_no_limits(spark: SparkSession, upriver_node:
         )
         assert query.awaitTermination(240)
         assert [progress["numInputRows"] for progress in query.recentProgress] == [1000]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_without_a_listener_of_its_own(dialect: str) -> None:
+    with start(vbuckets=4) as node:
+        with SyncKvClient(node.address) as kv:
+            kv.set("fruit", "apple")
+            kv.delete("fruit")
+        if dialect == "upr_draft1":
+            with pytest.raises(NotSupported, match=r"--listen HOST:PORT,dialect=upr_draft1 .*stream_port"):
+                read_batch(address=node.address, dialect=dialect)
+        else:
+            assert [row["key"] for row in read_batch(address=node.address, dialect=dialect)] == [b"fruit"]
 
 
 @pytest.mark.parametrize("dialect", ["upr", "upr_draft1", "upr_draft2", "upr_draft3"])

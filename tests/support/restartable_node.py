@@ -17,6 +17,8 @@ def free_port() -> int:
 class RestartableNode:
     """A node in a process of its own. After ``kill`` and ``start`` it has what was on disk."""
 
+    host = "127.0.0.1"
+
     def __init__(
         self, directory: Path, ack: str = "memory", dialect: str = "dcp", vbuckets: int = 4, *arguments: str
     ) -> None:

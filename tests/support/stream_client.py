@@ -4,11 +4,23 @@ import socket
 import ssl
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Protocol, Self
 
-from upriver.node import EmbeddedNode
 from upriver.wire import Dialect, Framer, Message, Response, dcp, memcached
 
 TIMEOUT_S = 30.0
+
+
+class Served(Protocol):
+    """A node that can be reached."""
+
+    @property
+    def host(self) -> str:
+        """Its address."""
+
+    @property
+    def port(self) -> int:
+        """Its port."""
 
 
 class StreamClient:
@@ -16,7 +28,7 @@ class StreamClient:
 
     def __init__(
         self,
-        node: EmbeddedNode,
+        node: Served,
         name: bytes = b"",
         flags: int = 1,
         receive_buffer_bytes: int = 0,
@@ -40,7 +52,7 @@ class StreamClient:
             assert isinstance(answer, Response)
             assert not answer.status
 
-    def __enter__(self) -> "StreamClient":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

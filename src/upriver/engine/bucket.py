@@ -62,6 +62,7 @@ class Bucket:
         quota_bytes: int = 0,
         queue_bytes_max: int | None = None,
         clock: Callable[[], float] = time.time,
+        replicate_locks: bool = False,
         retention: Retention | None = None,
         interval_s: float = 0.05,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
@@ -80,7 +81,9 @@ class Bucket:
         self.store: str = secrets.token_hex(8) if facts.get("copy") else facts.get("store") or secrets.token_hex(8)
         self.operations: Counter[str] = Counter()
         queue = queue_bytes(quota_bytes) if queue_bytes_max is None else queue_bytes_max
-        self.ledger = Ledger(clock, quota_bytes, queue)
+        # A clock that is given is the time of locks too.
+        self.ledger = Ledger(clock, quota_bytes, queue, time.monotonic if clock is time.time else None)
+        self.ledger.replicates_locks = replicate_locks
         self.journal = Journal()
         #: Called with the number of each vbucket that changes its role, is created, or becomes streamable; must only
         #: take note.
@@ -113,6 +116,7 @@ class Bucket:
         quota_bytes: int = 0,
         queue_bytes_max: int | None = None,
         clock: Callable[[], float] = time.time,
+        replicate_locks: bool = False,
         retention: Retention | None = None,
         interval_s: float = 0.05,
         background: bool = True,
@@ -132,6 +136,7 @@ class Bucket:
                 quota_bytes=quota_bytes,
                 queue_bytes_max=queue_bytes_max,
                 clock=clock,
+                replicate_locks=replicate_locks,
                 retention=retention,
                 interval_s=interval_s,
             )

@@ -5,6 +5,7 @@ seqno. Every operation first turns an expired item that it meets into an expirat
 is no room, so clients never see expired items.
 """
 
+import contextlib
 from collections import Counter
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ from upriver.errors import (
     NotLocked,
     NotMyVbucket,
     NotStored,
+    OutOfMemory,
     TemporaryFailure,
     TooBig,
 )
@@ -120,20 +122,44 @@ class KeyValue:
             raise Locked(vbucket=self.table.vbucket)
         if not 0 < lock_time_s <= LOCK_TIME_S_MAX:
             lock_time_s = LOCK_TIME_S
-        now = self.table.ledger.clock()
-        item.cas = self.table.ledger.next_cas(now)
-        self.table.lock(key, item.cas, now + lock_time_s)
+        ledger = self.table.ledger
+        item.cas = ledger.next_cas(ledger.clock())
+        lock = item.cas, ledger.ticks() + lock_time_s
+        if ledger.replicates_locks:
+            self._publish_lock(key, item, item.cas, lock)
+        else:
+            self.table.lock(key, *lock)
         return item
 
     def unlock(self, key: bytes, cas: int) -> None:
         """Release a lock early."""
-        self._present("unlock", key, value=False)
+        replicates = self.table.ledger.replicates_locks
+        item = self._present("unlock", key, value=replicates)
         lock = self._lock(key)
         if lock is None:
             raise NotLocked(vbucket=self.table.vbucket)
         if lock[0] != cas:
             raise Locked(vbucket=self.table.vbucket)
-        del self.table.locks[key]
+        if replicates:
+            self._publish_lock(key, item, cas, None)
+        else:
+            del self.table.locks[key]
+
+    def publish_locks(self) -> None:
+        """Make each lock a change of its own, so that a successor gets them; a lock without room is left out."""
+        for key, (cas, until) in list(self.table.locks.items()):
+            if self._lock(key) is None:
+                continue
+            item = self.table.find(key)
+            if item is not None and item.event == Event.MUTATION:
+                with contextlib.suppress(TemporaryFailure, OutOfMemory):
+                    self._publish_lock(key, item, cas, (cas, until))
+
+    def _publish_lock(self, key: bytes, item: StoredItem, cas: int, lock: tuple[int, float] | None) -> None:
+        """A change with the same value and revision, and the CAS and the time of a lock; None for an unlock."""
+        self._store(
+            Event.MUTATION, key, item.value, item.flags, item.expiry, item.datatype, cas, item.rev_seqno, lock=lock
+        )
 
     def get_meta(self, key: bytes) -> StoredItem:
         """The newest version of the key, tombstones included, without its value."""
@@ -229,7 +255,7 @@ class KeyValue:
 
     def _lock(self, key: bytes) -> tuple[int, float] | None:
         lock = self.table.locks.get(key)
-        if lock is not None and lock[1] <= self.table.ledger.clock():
+        if lock is not None and lock[1] <= self.table.ledger.ticks():
             del self.table.locks[key]
             return None
         return lock

@@ -156,7 +156,8 @@ class Vbucket(KeyValue):
         """Change the role. Becoming active starts a new branch at the last seqno that all copies are known to share.
 
         A copy that becomes dead for a ``successor`` stores its name in the same write, until the role changes again. A
-        copy that is dead without a successor gets one the same way; one with another successor refuses.
+        copy that is dead without a successor gets one the same way; one with another successor refuses. The successor
+        also gets the locks, as changes.
         """
         with self.journal.lock:
             self._check_changeable()
@@ -168,6 +169,8 @@ class Vbucket(KeyValue):
             if state is self.state and successor in ("", self.successor):
                 return
             if self.state is VbucketState.ACTIVE:
+                if successor and not self.table.ledger.replicates_locks:
+                    self.publish_locks()
                 self._note_consistent()
                 self._place(self.high_seqno)
             if state is VbucketState.ACTIVE:
@@ -277,7 +280,7 @@ class Vbucket(KeyValue):
                 )
             lock = None
             if change.lock_time and change.event == Event.MUTATION:
-                lock = change.cas, self.table.ledger.clock() + change.lock_time
+                lock = change.cas, self.table.ledger.ticks() + change.lock_time
             self._store(
                 change.event,
                 change.key,

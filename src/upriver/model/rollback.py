@@ -30,24 +30,24 @@ def rollback_by_entry(
     start_seqno: int,
     entry: FailoverEntry,
     *,
-    unknown_is_error: bool,
+    with_errors: bool,
 ) -> int | None:
     """The rule of `upr` and the drafts, whose requests name an entry of the failover log.
 
-    An unknown uuid is KEY_ENOENT in `upr` and a rollback to 0 in the drafts; a start beyond everything the
-    newest branch holds is ERANGE in both, as the texts say.
+    `upr` has errors: an unknown uuid is KEY_ENOENT, and a start beyond everything the newest branch holds is ERANGE.
+    The drafts have no answer for them but a rollback: to 0, and to the high seqno.
     """
     if start_seqno == 0:
         return None
     place = log.index(entry.vbucket_uuid)
-    if place is None and unknown_is_error:
+    if place is None and with_errors:
         raise KeyNotFound(f"the vbucket uuid 0x{entry.vbucket_uuid:x} is not in the failover log")
     if start_seqno < purge_seqno or place is None or log.entries[place] != entry:
         return 0
     upper = log.upper(place, high_seqno)
     if start_seqno <= upper:
         return None
-    if place == 0:
+    if place == 0 and with_errors:
         raise OutOfRange(f"start seqno {start_seqno} is above the high seqno {high_seqno}")
     return upper
 

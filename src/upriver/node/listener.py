@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from upriver.errors import CannotListen
-from upriver.network import do_not_pace
+from upriver.network import KEEPALIVE_S, do_not_pace, keep_alive
 
 #: The most connections that may wait to be accepted, and that are accepted in one turn of the event loop.
 BACKLOG: Final = 4096
@@ -25,12 +25,17 @@ class Listener:
     """Accepts connections on one socket and gives each a protocol."""
 
     def __init__(
-        self, listening: socket.socket, factory: Callable[[], asyncio.BaseProtocol], log: logging.Logger
+        self,
+        listening: socket.socket,
+        factory: Callable[[], asyncio.BaseProtocol],
+        log: logging.Logger,
+        keepalive_s: float = KEEPALIVE_S,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = listening
         self._factory = factory
         self._log = log
+        self._keepalive_s = keepalive_s
         self._setting_up: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self.port = int(listening.getsockname()[1])
@@ -68,6 +73,7 @@ class Listener:
         try:
             accepted.setblocking(False)
             do_not_pace(accepted)
+            keep_alive(accepted, self._keepalive_s)
             await self._loop.connect_accepted_socket(self._factory, accepted)
         except Exception:
             self._log.exception("closed: an accepted connection could not be set up")

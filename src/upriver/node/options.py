@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from upriver.errors import InvalidArguments, OptionError, StorageError
-from upriver.network import is_loopback
+from upriver.network import KEEPALIVE_S, is_loopback
 from upriver.options import (
     VBUCKETS_MAX,
     YES,
@@ -99,6 +99,9 @@ class NodeOptions:
         "memory", one_of("memory", "disk"), "answer a write when it is in memory, or when it is on disk"
     )
     memory_quota: str = option("1GiB", _QUOTA, "memory limit for items; 0 for no limit")
+    replicate_locks: bool = option(
+        False, as_flag, "make locks and unlocks changes, so that copies have them; every consumer sees these changes"
+    )
     history_s: float = option(600.0, _SECONDS, "keep superseded versions at least this long, unless memory is short")
     history_bytes: int = option(
         2**30, number(0, whole=True, values="BYTES"), "keep older versions too, up to this many bytes in total"
@@ -143,6 +146,11 @@ class NodeOptions:
     tap_backoff_s: float = option(5.0, _SECONDS, "resend a TAP message that was refused temporarily after this long")
     tap_keep_alive_s: float = option(300.0, _SECONDS, "keep the position of a disconnected TAP client for this long")
     tap_noop_interval_s: float = option(200.0, _SECONDS, "interval between no-ops to TAP clients; 0 for never")
+    keepalive_s: float = option(
+        KEEPALIVE_S,
+        _SECONDS,
+        "an idle peer that has answered no TCP keepalive for about this long is lost; 0 for never",
+    )
     idle_s: float = option(0.0, _SECONDS, "close connections that are idle for this long; 0 for never")
     #: Where each value comes from, for the error about a bad one.
     origins: dataclasses.InitVar[Mapping[str, str] | None] = None

@@ -160,6 +160,7 @@ class Node:
             initial=parse_initial_vbuckets(options.initial_vbuckets, options.vbuckets),
             ack=options.ack,
             quota_bytes=as_size(options.memory_quota),
+            replicate_locks=options.replicate_locks,
             retention=Retention(
                 history_s=options.history_s, history_bytes=options.history_bytes, tombstone_s=options.tombstone_s
             ),
@@ -204,14 +205,14 @@ class Node:
         if measured:
             from upriver.node.http.metrics import MetricsServer  # imported only where metrics are served
 
-            self._metrics = MetricsServer(state, measured)
+            self._metrics = MetricsServer(state, measured, options.keepalive_s)
         received, encrypted = memoryview(bytearray(RECEIVE_BYTES)), memoryview(bytearray(ENCRYPTED_BYTES))
         for listen_address, sockets in zip(wanted, bound, strict=True):
             plain = partial(ServerConnection, state, received, listen_address)
             factory: Callable[[], asyncio.BaseProtocol] = plain
             if context is not None:
                 factory = partial(_encrypted, plain, context, encrypted, options.tls_handshake_s)
-            self._listeners += (Listener(each, factory, state.log) for each in sockets)
+            self._listeners += (Listener(each, factory, state.log, options.keepalive_s) for each in sockets)
         self._tasks += (loop.create_task(self._maintain()), loop.create_task(self._sweep()))
 
     def _cluster(self, mgmt_port: int) -> NodeClusterMap:

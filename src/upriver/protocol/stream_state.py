@@ -42,6 +42,7 @@ class StreamEvent(enum.Enum):
     SET_PENDING = "set vbucket state pending"
     PENDING_ANSWERED = "answer to pending"
     SET_ACTIVE = "set vbucket state active"
+    SET_OUT_OF_ORDER = "set vbucket state out of order"  #: replica, dead, or a step of the takeover was left out
     END = "stream end"
     CLOSE = "close stream"
     LOSE = "connection lost"
@@ -58,6 +59,7 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, StreamState]]] = Ma
             _E.MARKER: _S.SNAPSHOT,
             _E.FLUSH: _S.OPEN,
             _E.SET_PENDING: _S.PENDING,
+            _E.SET_OUT_OF_ORDER: _S.DRAINING,
             **_LEAVE,
         },
         _S.SNAPSHOT: {
@@ -67,9 +69,15 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, StreamState]]] = Ma
             _E.SNAPSHOT_END: _S.OPEN,
             _E.FLUSH: _S.OPEN,
             _E.SET_PENDING: _S.PENDING,
+            _E.SET_OUT_OF_ORDER: _S.DRAINING,
             **_LEAVE,
         },
-        _S.PENDING: {_E.PENDING_ANSWERED: _S.DRAINING, _E.FLUSH: _S.PENDING, **_LEAVE},
+        _S.PENDING: {
+            _E.PENDING_ANSWERED: _S.DRAINING,
+            _E.SET_OUT_OF_ORDER: _S.DRAINING,
+            _E.FLUSH: _S.PENDING,
+            **_LEAVE,
+        },
         _S.DRAINING: {
             _E.MARKER: _S.DRAINING,
             _E.CHANGE: _S.DRAINING,
@@ -77,9 +85,10 @@ TRANSITIONS: Final[Mapping[StreamState, Mapping[StreamEvent, StreamState]]] = Ma
             _E.SNAPSHOT_END: _S.DRAINING,
             _E.FLUSH: _S.DRAINING,
             _E.SET_ACTIVE: _S.ACTIVATING,
+            _E.SET_OUT_OF_ORDER: _S.DRAINING,
             **_LEAVE,
         },
-        _S.ACTIVATING: _LEAVE,
+        _S.ACTIVATING: {_E.SET_OUT_OF_ORDER: _S.DRAINING, **_LEAVE},
         _S.ENDED: {},
     }
 )

@@ -29,6 +29,21 @@ def test_from_the_beginning_in_every_dialect(run: Run, dialect: str) -> None:
     assert {("fruit", "mutation"), ("gone", "deletion")} <= told
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_every_dialect_without_a_listener_of_its_own(run: Run, dialect: str) -> None:
+    for command in (("set", "fruit", "apple"), ("delete", "fruit")):
+        assert run(*command).exit_code == 0
+    result = run("tail", "--dialect", dialect, "--from", "earliest", "--until-now", "--json")
+    if dialect == "upr_draft1":
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "--listen HOST:PORT,dialect=upr_draft1" in result.stderr
+        assert "--stream-port" in result.stderr
+    else:
+        assert result.exit_code == 0, result.output
+        (line,) = map(json.loads, result.stdout.splitlines())
+        assert (line["key"], line["event"]) == ("fruit", "deletion")
+
+
 def test_plain_lines(run: Run) -> None:
     run("set", "fruit", "ap\tple")
     vbucket, seqno, *rest = run("tail", "--from", "earliest", "--until-now").stdout.rstrip("\n").split("\t")

@@ -55,7 +55,7 @@ def test_a_url_may_be_short() -> None:
         ("a:1,7:2", "'7' is a number"),
         ("http://a", "unknown scheme 'http'; use upriver://"),
         ("upriver://@a", "the user before the @ is missing"),
-        ("upriver://a?tsl=on", "unknown setting tsl; use tls or ca"),
+        ("upriver://a?tsl=on", "unknown setting tsl; use tls, ca or keepalive_s"),
         ("upriver://a?tls=maybe", "on or off"),
         ("upriver://", "a host is missing"),
     ],

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -202,6 +203,40 @@ def test_a_consumer_resumes_where_it_stood(name: str) -> None:
     uuid = node.bucket.vbucket(0).failover_log.newest.vbucket_uuid
     messages = peer.send(request(name, start_seqno=2, vbucket_uuid=uuid))
     assert brief(messages) == ["ok", "stream start", "snapshot start", "c@3", "snapshot end"]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[EmbeddedNode]:
+    listen = " ".join(f"127.0.0.1:0,dialect={name}" for name in DRAFTS)
+    with start(vbuckets=1, listen=listen) as node:
+        for number in range(6):
+            node.call(node.bucket.vbucket(0).set, b"k%d" % number, b"v")
+        yield node
+
+
+def client_of(node: EmbeddedNode, name: str) -> StreamClient:
+    port = next(each.port for each in node.node.listen_addresses if each.dialect == name)
+    return StreamClient(node, wire=DIALECTS[name], port=port)
+
+
+@pytest.mark.parametrize("start_seqno", [7, 100, END])
+@pytest.mark.parametrize("name", DRAFTS)
+def test_a_consumer_ahead_of_the_producer_rolls_back_to_its_high_seqno(
+    served: EmbeddedNode, name: str, start_seqno: int
+) -> None:
+    uuid = served.bucket.vbucket(0).failover_log.newest.vbucket_uuid
+    with client_of(served, name) as client:
+        answer = client.ask(request(name, start_seqno=start_seqno, vbucket_uuid=uuid))
+        assert isinstance(answer, upr_draft1.RollbackRequired | upr_draft3.RollbackRequired)
+        assert answer.seqno == 6
+
+
+@pytest.mark.parametrize("kind", [request, log_request])
+def test_not_my_vbucket_has_no_body_in_the_third_draft(served: EmbeddedNode, kind: Any) -> None:
+    with client_of(served, "upr_draft3") as client:
+        client.send(kind("upr_draft3", 999, opaque=0x2D))
+        answer = client.socket.recv(65536)
+        assert answer.hex() == f"81{'50' if kind is request else '51'}000000000007000000000000002d0000000000000000"
 
 
 @pytest.mark.parametrize("name", DRAFTS)

@@ -21,9 +21,9 @@ def node() -> InMemoryNode:
 
 
 def opened(node: InMemoryNode, dialect: str = "dcp") -> tuple[Peer, int]:
-    """A peer that plays mover and producer, and the opaque of its stream."""
+    """A peer that plays mover and producer of a takeover, and the opaque of its stream."""
     peer = node.connect().open(b"move", flags=0)
-    request = peer.send(upr.AddStream(opaque=1))[-1]
+    request = peer.send(upr.AddStream(opaque=1, flags=upr.AddStreamFlag.TAKEOVER))[-1]
     assert isinstance(request, dcp.StreamRequest)
     if dialect == "upr":
         refused = AnyResponse(opcode=0x53, opaque=request.opaque, status=Status.EINVAL)

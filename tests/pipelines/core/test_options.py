@@ -4,10 +4,31 @@ import dataclasses
 
 import pytest
 
+from upriver.client import SyncKvClient
 from upriver.client.transport.address import Address
-from upriver.errors import OptionError
+from upriver.errors import NotSupported, OptionError
+from upriver.node import start
+from upriver.pipelines.core.failures import is_temporary
 from upriver.pipelines.core.options import JobOptions, PipelineOptions, connection, shown_name
 from upriver.spark.options import ReadOptions
+
+
+def test_the_first_draft_needs_the_port_of_its_listener() -> None:
+    """Without it the pipeline fails, and is not tried again: it would never see a deletion."""
+    pytest.importorskip("pyspark", reason="the spark extra is not installed")
+    from tests.support.spark_driver import read_batch
+
+    with start(vbuckets=4, listen="127.0.0.1:0,dialect=upr_draft1") as node:
+        with SyncKvClient(node.address) as kv:
+            kv.set("fruit", "apple")
+            kv.delete("fruit")
+        given = {"from": node.address, "dialect": "upr_draft1"}
+        with pytest.raises(NotSupported, match="--stream-port") as caught:
+            read_batch(None, **PipelineOptions.read(given).reader_options())
+        assert not is_temporary(caught.value)
+        given["stream-port"] = str(node.node.listen_addresses[1].port)
+        rows = read_batch(None, **PipelineOptions.read(given).reader_options())
+        assert [row["key"] for row in rows] == [b"fruit"]
 
 
 def test_a_dialect_without_seqnos_is_not_offered() -> None:

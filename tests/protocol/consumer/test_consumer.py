@@ -44,11 +44,14 @@ class ConsumerUnderTest:
     def sent(self) -> list[Message]:
         return list(messages(self.consumer.data_to_send()))
 
-    def add(self, vbucket: int = 0) -> ConsumerStream:
-        return self.consumer.add_stream(vbucket, lambda stream, error: self.answers.append((stream.vbucket, error)))
+    def add(self, vbucket: int = 0, flags: int = 1) -> ConsumerStream:
+        """Ask for a stream, by default a takeover."""
+        return self.consumer.add_stream(
+            vbucket, lambda stream, error: self.answers.append((stream.vbucket, error)), flags=flags
+        )
 
-    def open(self, vbucket: int = 0) -> ConsumerStream:
-        stream = self.add(vbucket)
+    def open(self, vbucket: int = 0, flags: int = 1) -> ConsumerStream:
+        stream = self.add(vbucket, flags)
         self.sent()
         self.tell(upr.StreamRequestResponse(log=LOG, opaque=stream.opaque))
         return stream
@@ -361,12 +364,20 @@ def test_a_lost_connection_gets_no_late_answers() -> None:
     assert all(copy.closed for copy in tested.copies)
 
 
-@pytest.mark.parametrize("state", [upr.VbucketState.REPLICA, upr.VbucketState.DEAD, upr.VbucketState(99)])
-def test_other_states_are_refused(state: upr.VbucketState) -> None:
+def test_an_unknown_state_is_refused() -> None:
     tested = ConsumerUnderTest()
     stream = tested.open()
+    assert status_of(tested.tell(of(stream, upr.SetVbucketState(state=upr.VbucketState(99))))) is Status.EINVAL
+    assert tested.copies[0].state is VbucketState.REPLICA
+
+
+@pytest.mark.parametrize("state", list(upr.VbucketState))
+def test_a_stream_that_is_no_takeover_changes_no_role(state: upr.VbucketState) -> None:
+    tested = ConsumerUnderTest()
+    stream = tested.open(flags=0)
     assert status_of(tested.tell(of(stream, upr.SetVbucketState(state=state)))) is Status.EINVAL
     assert tested.copies[0].state is VbucketState.REPLICA
+    assert not stream.life.ended
 
 
 def test_noops_are_answered_with_their_opaque() -> None:

@@ -285,8 +285,6 @@ def test_a_takeover(speaks_dcp: bool) -> None:
     assert stream.life.state.value == StreamState.PENDING.value
     if not speaks_dcp:
         assert copy.position.consistent_seqno == 5  # there was nothing more to send
-    with pytest.raises(ProtocolViolation):
-        stream.handed_over(VbucketState.ACTIVE)
     stream.pending_answered()
     stream.handed_over(VbucketState.ACTIVE)
     assert stream.life.state.value == StreamState.ACTIVATING.value
@@ -309,11 +307,33 @@ def test_no_copy_becomes_active_in_the_middle_of_a_snapshot() -> None:
     assert stream.life.state is StreamState.ACTIVATING
 
 
-@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.DEAD])
-def test_no_takeover_ends_in_another_state(state: VbucketState) -> None:
-    stream, _ = opened()
-    with pytest.raises(InvalidArguments):
+@pytest.mark.parametrize("speaks_dcp", [True, False])
+@pytest.mark.parametrize("first", VbucketState)
+@pytest.mark.parametrize("second", VbucketState)
+def test_every_role_after_every_other(first: VbucketState, second: VbucketState, speaks_dcp: bool) -> None:
+    stream, copy = opened(speaks_dcp=speaks_dcp)
+    for state in (first, second):
         stream.handed_over(state)
+        copy.state = state
+        assert stream.has_given_role
+
+
+@pytest.mark.parametrize("state", VbucketState)
+@pytest.mark.parametrize("now", VbucketState)
+def test_a_role_that_another_client_gave(now: VbucketState, state: VbucketState) -> None:
+    """The copy must not become active, and neither leave a role in which it receives nothing."""
+    stream, copy = opened()
+    given = VbucketState.PENDING if now is VbucketState.REPLICA else VbucketState.REPLICA
+    stream.handed_over(given)
+    copy.state = now
+    assert not stream.has_given_role
+    if state is VbucketState.ACTIVE or now in (VbucketState.ACTIVE, VbucketState.DEAD):
+        with pytest.raises(InvalidArguments, match=f"is {now.value} and cannot become {state.value}"):
+            stream.handed_over(state)
+    else:
+        stream.handed_over(state)
+        copy.state = state
+        assert stream.has_given_role
 
 
 def test_each_way_to_its_end() -> None:
@@ -378,6 +398,9 @@ def happen(stream: ConsumerStream, copy: RecordingCopy, event: StreamEvent, *, s
         case StreamEvent.SET_ACTIVE:
             stream.handed_over(VbucketState.ACTIVE)
             copy.state = VbucketState.ACTIVE
+        case StreamEvent.SET_OUT_OF_ORDER:
+            stream.handed_over(VbucketState.REPLICA)
+            copy.state = VbucketState.REPLICA
         case StreamEvent.END:
             stream.end(dcp.EndReason.OK if speaks_dcp else upr.EndReason.OK)
         case StreamEvent.CLOSE:

@@ -14,6 +14,7 @@ from upriver.wire.dialects.upr_draft1 import upr_draft1
 DECLARED = {
     (1, 1): (d.StreamRequest, (35,)),
     (1, 2): (d.FailoverLogRequest, (0, 3)),
+    (1, 3): (d.DialectRequest, (1,)),
     (2, 1): (d.Ok, (0,)),
     (2, 2): (d.NotMyVbucket, (0,)),
     (2, 3): (d.RollbackRequired, (8,)),
@@ -48,6 +49,7 @@ def test_every_message_of_the_text_is_declared() -> None:
         ),
         (d.FailoverLogRequest(request_id=45), "01000000 0000002d 00000001 02"),
         (d.FailoverLogRequest(request_id=45, vbucket=12), "01000000 0000002d 00000004 02 00 000c"),
+        (d.DialectRequest(request_id=45, draft=1), "01000000 0000002d 00000002 03 01"),
         (
             d.Ok(request_id=45, log=(FailoverEntry(vbucket_uuid=1, seqno=2),)),
             "02000000 0000002d 00000011 01 0000000000000001 0000000000000002",

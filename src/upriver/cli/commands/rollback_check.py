@@ -164,7 +164,7 @@ def judged_by_logs(
         ours = FailoverLog((FailoverEntry(uuid, 0) if place is None else theirs.entries[place],))
     entry, seqno = resume_by_entry(position, ours, theirs)
     try:
-        back = rollback_by_entry(*source, seqno, entry, unknown_is_error=dialect == "upr")
+        back = rollback_by_entry(*source, seqno, entry, with_errors=dialect == "upr")
     except (KeyNotFound, OutOfRange):  # both count as a rollback
         back = 0
     reached = seqno if back is None else back

@@ -6,6 +6,7 @@ packet is copied and kept.
 """
 
 import asyncio
+import secrets
 from typing import Final, Protocol
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow as pa
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.connection import Connection
 from upriver.errors import UpriverError, WireError
-from upriver.model import inflated_batch
+from upriver.model import UUID_BITS, inflated_batch
 from upriver.protocol.consumer import (
     Answered,
     ConsumerConnection,
@@ -77,7 +78,8 @@ class Feed:
         self._head = b""
         self._head_runs: list[Run] = []
         self._draft = draft
-        self._translator = DraftTranslator(draft.name) if draft is not None else None
+        unknown_uuid = secrets.randbits(UUID_BITS) or 1
+        self._translator = DraftTranslator(draft.name, unknown_uuid) if draft is not None else None
         self._framer = Framer(draft.framing) if draft is not None else None
         self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
         #: Whether it speaks a draft, which cannot close a stream.

@@ -6,6 +6,7 @@ from upriver.client.consumer.settings import DRAFTS, ConsumerSettings
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Endpoint
 from upriver.client.transport.connection import Connection
+from upriver.client.transport.draft_handshake import require_draft
 from upriver.client.transport.handshake import login_needed
 from upriver.errors import (
     AccessDenied,
@@ -53,11 +54,18 @@ class FeedFactory:
         return Feed(connection, self._tracked, self._receiver, owner, options, columns=settings.decoded)
 
     async def _open_draft(self, endpoint: Endpoint, settings: ConsumerSettings, owner: FeedOwner) -> Feed:
-        """Drafts have no open command and no settings, and with the 12-byte header no handshake."""
+        """Drafts have no open command and no settings, and with the 12-byte header a handshake of their own."""
         draft = DIALECTS[settings.dialect]
+        has_login = draft.framing is MEMCACHED
         connection = await self._cluster.fresh_connection(
-            endpoint, receive_bytes=self._receive_bytes, handshake=draft.framing is MEMCACHED
+            endpoint, receive_bytes=self._receive_bytes, handshake=has_login
         )
+        if not has_login:
+            try:
+                await require_draft(connection, settings.dialect)
+            except BaseException:
+                await connection.close()
+                raise
         options = ConsumerOptions(
             window_bytes=0, noop_interval_s=0, expirations=False, dialects=("upr",), acks_late=True
         )

@@ -4,19 +4,20 @@
 
     127.0.0.1:11210
     a.example:11210,b.example,[::1]:11211
-    upriver://user:password@a.example,b.example:11210/bucket?tls=on&ca=/etc/ca.pem
+    upriver://user:password@a.example,b.example:11210/bucket?tls=on&ca=/etc/ca.pem&keepalive_s=30
 
 Several hosts belong to one cluster: the client takes the cluster map from the first that answers. In a URL, user,
 password and bucket may contain ``%`` escapes.
 """
 
 import dataclasses
+import math
 import re
 from typing import Final
 from urllib.parse import parse_qsl, unquote
 
 from upriver.errors import AddressError, without_password
-from upriver.network import is_loopback
+from upriver.network import KEEPALIVE_S, is_loopback
 
 PORT: Final = 11210
 SCHEME: Final = "upriver"
@@ -56,6 +57,8 @@ class Address:
     tls: bool = False
     #: File with trusted certificates; None for those of the system.
     ca: str | None = None
+    #: An idle node that answers no TCP keepalive for about this many seconds is lost; 0 for never.
+    keepalive_s: float = KEEPALIVE_S
 
     def __str__(self) -> str:
         """The address without the password."""
@@ -97,15 +100,26 @@ def _parse_url(text: str) -> Address:
         bucket=unquote(bucket) or None,
         tls=_switch(settings.get("tls", "on" if "ca" in settings else "off"), shown),
         ca=settings.get("ca"),
+        keepalive_s=_seconds(settings["keepalive_s"], shown) if "keepalive_s" in settings else KEEPALIVE_S,
     )
 
 
 def _query(query: str, shown: str) -> dict[str, str]:
     settings = dict(parse_qsl(query, keep_blank_values=True))
-    unknown = settings.keys() - {"tls", "ca"}
+    unknown = settings.keys() - {"tls", "ca", "keepalive_s"}
     if unknown:
-        raise AddressError(shown, f"unknown setting {', '.join(sorted(unknown))}; use tls or ca")
+        raise AddressError(shown, f"unknown setting {', '.join(sorted(unknown))}; use tls, ca or keepalive_s")
     return settings
+
+
+def _seconds(value: str, shown: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise AddressError(shown, f"keepalive_s must be a number of seconds, 0 or more, not {value!r}")
+    return seconds
 
 
 def _switch(value: str, shown: str) -> bool:

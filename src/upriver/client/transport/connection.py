@@ -20,7 +20,7 @@ from upriver.client.transport.handshake import shake_hands
 from upriver.client.transport.replies import Reply, ReplyReader
 from upriver.errors import ConnectionLost, TimedOut, Unreachable, UpriverError, WireError
 from upriver.model import inflated, plain
-from upriver.network import do_not_pace
+from upriver.network import KEEPALIVE_S, do_not_pace, keep_alive
 from upriver.wire import Request, Status
 from upriver.wire.dialects.memcached import Feature, QuitQ
 
@@ -93,12 +93,15 @@ class Listing:
 class Connection(asyncio.BufferedProtocol):
     """An open connection after its handshake."""
 
-    def __init__(self, endpoint: Endpoint, receive_bytes: int = RECEIVE_BYTES) -> None:
+    def __init__(
+        self, endpoint: Endpoint, receive_bytes: int = RECEIVE_BYTES, keepalive_s: float = KEEPALIVE_S
+    ) -> None:
         self.endpoint = endpoint
         self.features: frozenset[Feature] = frozenset()
         self.error: UpriverError | None = None
         #: Called with a cluster map that a refusal carries.
         self.on_map: Callable[[bytes, Endpoint], object] | None = None
+        self._keepalive_s = keepalive_s
         self._buffer = memoryview(bytearray(receive_bytes))
         self._transport: asyncio.Transport
         self._replies = ReplyReader()
@@ -131,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: cls(endpoint, receive_bytes),
+                    lambda: cls(endpoint, receive_bytes, address.keepalive_s),
                     endpoint.host,
                     endpoint.port,
                     ssl=context,
@@ -316,7 +319,9 @@ class Connection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
-        do_not_pace(transport.get_extra_info("socket"))
+        connected = transport.get_extra_info("socket")
+        do_not_pace(connected)
+        keep_alive(connected, self._keepalive_s)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._buffer

@@ -35,7 +35,8 @@ cdef struct Version:
 
 
 cdef class Ledger:
-    cdef public object clock, relief, wake
+    cdef public object clock, ticks, relief, wake
+    cdef public bint replicates_locks
     cdef public str refusal
     cdef public int64_t quota_bytes, queue_bytes_max, pending_bytes, memory_bytes, history_bytes
     cdef public double due_s

@@ -11,6 +11,10 @@ class Ledger:
     """The state that the vbuckets of a bucket share: clock, CAS, limits and counts."""
 
     clock: Callable[[], float]
+    #: The monotonic clock of locks: the wall clock may be set back.
+    ticks: Callable[[], float]
+    #: Locks and unlocks are changes of their own.
+    replicates_locks: bool
     #: 0 means without limit.
     quota_bytes: int
     queue_bytes_max: int
@@ -31,7 +35,13 @@ class Ledger:
     relief: Callable[[], bool] | None
     #: Called when the first change after a flush waits for the disk.
     wake: Callable[[], object] | None
-    def __init__(self, clock: Callable[[], float], quota_bytes: int = 0, queue_bytes_max: int = 0) -> None: ...
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        quota_bytes: int = 0,
+        queue_bytes_max: int = 0,
+        ticks: Callable[[], float] | None = None,
+    ) -> None: ...
     def next_cas(self, now: float) -> int:
         """A CAS above all before it: the clock's nanoseconds; the low 16 bits count while the clock stands still."""
     def follow_cas(self, cas: int) -> None:

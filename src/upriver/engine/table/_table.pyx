@@ -142,8 +142,9 @@ cdef size_t picked_bytes = 0, picked_key_bytes = 0, picked_value_bytes = 0  # th
 cdef class Ledger:
     """The state that the vbuckets of a bucket share: clock, CAS, limits and counts."""
 
-    def __init__(self, clock, int64_t quota_bytes=0, int64_t queue_bytes_max=0):
+    def __init__(self, clock, int64_t quota_bytes=0, int64_t queue_bytes_max=0, ticks=None):
         self.clock = clock
+        self.ticks = clock if ticks is None else ticks
         self.quota_bytes = quota_bytes
         self.queue_bytes_max = queue_bytes_max
         self.refusal = ""
@@ -324,14 +325,15 @@ cdef class Table:
         return find_expired(self, after)
 
     def lock(self, bytes key not None, uint64_t cas, double until):
-        """Until this time, only a client that knows the CAS may change the key."""
+        """Until this time of the ledger's ticks, only a client that knows the CAS may change the key."""
         self.locks[key] = (cas, until)
-        self.ledger.expect(until)
+        self.ledger.expect(until + <double>(self.ledger.clock() - self.ledger.ticks()))
 
     def due(self):
         """Before this time nothing expires here and no lock ends."""
         cdef double first = min((held[1] for held in self.locks.values()), default=INFINITY)
         cdef uint32_t i, expiry
+        first += <double>(self.ledger.clock() - self.ledger.ticks())
         if self.active:
             for i in range(self.order_count):
                 expiry = self.chunks[self.order[i]].min_expiry
@@ -341,7 +343,7 @@ cdef class Table:
 
     def end_locks(self):
         """Forget locks that have ended; one call looks at a limited number, and the live ones move to the end."""
-        cdef double now = self.ledger.clock()
+        cdef double now = self.ledger.ticks()
         for key in list(islice(self.locks, LOCKS_A_STEP)):
             held = self.locks.pop(key)
             if held[1] > now:
@@ -403,7 +405,7 @@ cdef class Table:
         """The same as ``read`` as an Arrow batch, with the seqno up to which the range is done."""
         cdef const uint8_t[::1] stored = block if block else None
         cdef uint64_t done
-        cdef double now = self.ledger.clock() if self.locks else 0
+        cdef double now = self.ledger.ticks() if self.locks else 0
         batch = columns(
             self, after, upto, at, min(max_bytes, <size_t>PICKED_MAX), every, keys_only, prefix, stored, now, &done
         )

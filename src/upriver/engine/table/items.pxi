@@ -48,7 +48,7 @@ cdef char *live_record(Table self, bytes key, double *now) except? NULL:
 
 cdef object lock_of(Table self, bytes key):
     held = self.locks.get(key)
-    if held is not None and held[1] <= self.ledger.clock():
+    if held is not None and held[1] <= self.ledger.ticks():
         del self.locks[key]
         return None
     return held

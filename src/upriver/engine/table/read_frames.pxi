@@ -5,7 +5,7 @@ cdef object read_frames(
     bint keys_only, bytes prefix, block
 ):
     cdef const uint8_t[::1] stored = block if block else None
-    cdef double now = self.ledger.clock() if self.locks else 0
+    cdef double now = self.ledger.ticks() if self.locks else 0
     cdef Reading got
     cdef size_t i, total = 0
     cdef bytes out
@@ -29,7 +29,7 @@ cdef object read_frames_into(
     bint keys_only, bytes prefix, block
 ):
     cdef const uint8_t[::1] stored = block if block else None
-    cdef double now = self.ledger.clock() if self.locks else 0
+    cdef double now = self.ledger.ticks() if self.locks else 0
     cdef Reading got
     cdef size_t size
     if not (keys_only or prefix or self.evicted or self.locks) and buffer.shape[0]:

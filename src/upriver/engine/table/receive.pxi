@@ -147,7 +147,7 @@ cdef int receive(Table self, Version *version, double *now) except -1:
         key = PyBytes_FromStringAndSize(version.key, version.key_size)
         self.locks.pop(key, None)
         if version.lock_time and version.event == MUTATION:
-            self.lock(key, version.cas, now[0] + version.lock_time)
+            self.lock(key, version.cas, <double>self.ledger.ticks() + version.lock_time)
     return 0
 
 

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from upriver.network import KEEPALIVE_S
 from upriver.node.listener import Listener
 from upriver.node.state import NodeState
 from upriver.node.streams.statistics import stream_numbers
@@ -96,13 +97,13 @@ def problems(node: NodeState) -> list[str]:
 class MetricsServer:
     """A small HTTP listener with two pages."""
 
-    def __init__(self, node: NodeState, sockets: list[socket.socket]) -> None:
+    def __init__(self, node: NodeState, sockets: list[socket.socket], keepalive_s: float = KEEPALIVE_S) -> None:
         self._node = node
         self._registry = CollectorRegistry()
         self._registry.register(NodeCollector(node))
         #: The oldest first.
         self.requests: dict[HttpRequest, None] = {}
-        self._listeners = [Listener(each, lambda: HttpRequest(self), node.log) for each in sockets]
+        self._listeners = [Listener(each, lambda: HttpRequest(self), node.log, keepalive_s) for each in sockets]
         self.port = self._listeners[0].port
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
 """Connections of the drafts, which have no open.
 
 The first two drafts have a header of 12 bytes. A connection whose first byte is 0x01 speaks the second draft. The first
-draft looks the same; a listener must be pinned to it. Neither has a login. Where users are configured, both are served
-only on a listener that is pinned to them and marked *anonymous*. Bytes that cannot be understood are answered with
-their offset, and the connection is closed.
+draft looks the same; a listener must be pinned to it. A client may ask which of the two is spoken. Neither has a login.
+Where users are configured, both are served only on a listener that is pinned to them and marked *anonymous*. Bytes that
+cannot be understood are answered with their offset, and the connection is closed.
 
 The third draft uses memcached's header. Its first request, a stream request or a failover log request, begins it.
 """
@@ -56,7 +56,9 @@ class DraftFormat:
             self.close_on_wire_error(session, error)
             return
         self._offset += len(packet)
-        if not self._service.receive(session, message):
+        if isinstance(message, upr_draft1.DialectRequest):
+            session.put(self._dialect_answer(message).encode())
+        elif not self._service.receive(session, message):
             self.close_on_wire_error(session, WireError(0, "a request", "a response"))
 
     def _request(self, packet: bytes) -> Message:
@@ -64,6 +66,13 @@ class DraftFormat:
         if packet[0] != DraftOpcode.REQUEST:
             raise WireError(0, f"a request (opcode {int(DraftOpcode.REQUEST)})", f"a {message.title()}")
         return message
+
+    def _dialect_answer(self, request: upr_draft1.DialectRequest) -> Message:
+        spoken = self._connection.wire.name
+        if spoken == f"upr_draft{request.draft}":
+            return upr_draft1.Ok(request_id=request.request_id)
+        text = f"{spoken} is spoken here, not upr_draft{request.draft}"
+        return upr_draft1.RequestError(request_id=request.request_id, status=Status.EINVAL, text=text.encode())
 
     def close_on_wire_error(self, session: Session, error: WireError) -> None:
         """Answer with the offset of the error, counted from the connection's first byte, and close it."""

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Final
 
 from upriver.node.session import Session
 from upriver.node.streams.streaming_session import StreamingSession
-from upriver.protocol.consumer import ConsumerStream, Replica
-from upriver.wire import Buffer, Message, dcp
+from upriver.protocol.consumer import ConsumerOptions, ConsumerStream, Replica
+from upriver.wire import Buffer, Message, dcp, upr
 
 if TYPE_CHECKING:
     from upriver.node.streams.service import StreamService
 
 #: The pause before a run is tried again for which there was no room.
 RETRY_S: Final = 0.01
+#: What the node asks for where a listener is pinned to a dialect. `upr` has no settings, and therefore no noops.
+_OPTIONS: Final = {
+    "upr": ConsumerOptions(window_bytes=0, noop_interval_s=0, expirations=False, dialects=("upr",)),
+    "dcp": ConsumerOptions(dialects=("dcp",)),
+}
 
 
 class ReplicaConnection(StreamingSession):
@@ -33,9 +38,12 @@ class ReplicaConnection(StreamingSession):
         self.service = service
         self.name = name
         self.created = self.node.clock()
+        pinned = session.listen_address.dialect
         #: Decodes its packets.
-        self.wire = dcp.dcp
-        self.replica = Replica(service.sink, self.node.ticks(), on_output=self._on_output, on_end=self._on_end)
+        self.wire = upr.upr if pinned == "upr" else dcp.dcp
+        self.replica = Replica(
+            service.sink, self.node.ticks(), _OPTIONS.get(pinned), on_output=self._on_output, on_end=self._on_end
+        )
 
     # Receiving
 

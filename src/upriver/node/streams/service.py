@@ -75,7 +75,8 @@ class StreamService(PacketHandler):
         third = session.stream is None and detect(packet) is upr_draft3.upr_draft3
         if third and not draft_connections.begin_third(self, session, packet):
             return True
-        wire = session.stream.wire if isinstance(session.stream, StreamConnection) else dcp.dcp
+        stream = session.stream
+        wire = stream.wire if isinstance(stream, StreamConnection | ReplicaConnection) else dcp.dcp
         try:
             message = wire.class_of(packet).decode(packet)
         except WireError as error:

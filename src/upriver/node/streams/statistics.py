@@ -1,8 +1,10 @@
 """The statistics of streaming connections, under the names that Couchbase's tools read.
 
-A connection belongs to the group of the dialect of its first stream request, to `dcp` before that, and to `upr` if it
-speaks a draft; the two groups together have every connection once. Unacknowledged and acknowledged bytes add up to all
-bytes that the window has counted: those sent or, on a connection of the consumer type, those received.
+A connection belongs to the group of the dialect of its first stream request. Before that it belongs to the dialect that
+its listener is pinned to, or else to `dcp`; a draft belongs to `upr`. The two groups together have every connection
+once. Only streams that have not ended appear. Unacknowledged and acknowledged bytes add up to all bytes that the window
+has counted: those sent or, on a connection of the consumer type, those received. The sent bytes of a producer are those
+of its streams, without answers and noops, so they add up with the window if that was set first.
 """
 
 from collections import Counter
@@ -93,6 +95,7 @@ def _group(connection: StreamConnection | ReplicaConnection) -> str:
         dialect = connection.replica.consumer.dialect
     else:
         dialect = connection.producer.dialect
+    dialect = dialect or connection.session.listen_address.dialect
     return "dcp" if dialect in ("", "dcp") else "upr"
 
 
@@ -105,8 +108,9 @@ def _replica(connection: ReplicaConnection) -> Pairs:
     yield "total_bytes_received", consumer.bytes_received_total
     yield "total_bytes_sent", connection.replica.bytes_sent_total
     yield "items_received", consumer.changes_received
-    yield "num_streams", sum(not stream.life.ended for stream in consumer.streams.values())
-    for number, stream in sorted(consumer.streams.items()):
+    streams = {number: stream for number, stream in consumer.streams.items() if not stream.life.ended}
+    yield "num_streams", len(streams)
+    for number, stream in sorted(streams.items()):
         position = stream.position
         yield f"stream_{number}_opaque", stream.opaque
         yield f"stream_{number}_start_seqno", stream.start_seqno
@@ -124,7 +128,7 @@ def _producer(producer: Producer) -> Pairs:
     yield "max_buffer_bytes", window.size_bytes
     yield "unacked_bytes", window.unacked_bytes
     yield "total_acked_bytes", window.acked_bytes_total
-    yield "total_bytes_sent", producer.bytes_sent_total
+    yield "total_bytes_sent", producer.stream_bytes_total
     yield "items_sent", producer.changes_sent
     yield "num_streams", len(producer.streams)
     for number, stream in sorted(producer.streams.items()):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from upriver.client.transport import Address
+from upriver.network import KEEPALIVE_S
 from upriver.options import as_count, as_flag, hyphenated, one_of, option, read_fields
 from upriver.spark import DIALECTS, ReadOptions, as_address
 
@@ -58,6 +59,7 @@ class PipelineOptions(JobOptions):
     value_filter: str | None = same_as("value_filter")
     start: str = option("earliest", one_of("earliest", "latest"), "where a pipeline without a checkpoint starts")
     dialect: str = option("dcp", one_of(*_DIALECTS), "dialect to speak to the nodes")
+    stream_port: int | None = same_as("stream_port")
     max_rows: int = option(ROWS_MAX, as_count, "maximum number of changes in a batch")
     persisted_only: bool = same_as("persisted_only")
     fail_on_data_loss: bool = option(
@@ -74,6 +76,7 @@ class PipelineOptions(JobOptions):
             "valueFilter": self.value_filter,
             "startingOffsets": self.start,
             "dialect": self.dialect,
+            "streamPort": self.stream_port,
             "maxRowsPerTrigger": self.max_rows,
             "persistedOnly": self.persisted_only or None,
             "failOnDataLoss": self.fail_on_data_loss,
@@ -83,8 +86,9 @@ class PipelineOptions(JobOptions):
 
 def connection(address: Address) -> dict[str, str]:
     """An address as options of the Spark source and sink."""
+    hosts = ",".join(map(str, address.endpoints))
     said: dict[str, Any] = {
-        "address": ",".join(map(str, address.endpoints)),
+        "address": hosts if address.keepalive_s == KEEPALIVE_S else _with_keepalive(hosts, address.keepalive_s),
         "bucket": address.bucket,
         "user": address.user,
         "password": address.password,
@@ -92,6 +96,10 @@ def connection(address: Address) -> dict[str, str]:
         "ca": address.ca,
     }
     return {name: as_typed(value) for name, value in said.items() if value is not None}
+
+
+def _with_keepalive(hosts: str, keepalive_s: float) -> str:
+    return f"upriver://{hosts}?keepalive_s={keepalive_s:g}"
 
 
 def as_typed(value: Any) -> str:

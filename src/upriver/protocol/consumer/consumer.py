@@ -347,13 +347,19 @@ class ConsumerConnection:
         if not message.state.known:
             raise InvalidArguments(f"unknown vbucket state {int(message.state)}", vbucket=stream.vbucket)
         state = VbucketState[message.state.name]
+        if not stream.is_takeover:  # the vbucket was not offered, and another node may be active
+            self._refuse(
+                message,
+                InvalidArguments(f"only a takeover can make the copy {state.value}", vbucket=stream.vbucket),
+            )
+            return
         stream.handed_over(state)
 
         def done() -> None:
             if stream.life.ended:
                 return
             now = stream.copy.state
-            if now is not state:  # the role was changed meanwhile, and the source must not rely on it
+            if not stream.has_given_role:  # it was changed meanwhile, and the source must not rely on it
                 error = InvalidArguments(f"the copy became {now.value}, not {state.value}", vbucket=stream.vbucket)
                 self._refuse(message, error)
                 self._abandon(stream, error)

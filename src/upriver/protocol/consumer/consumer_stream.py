@@ -68,6 +68,10 @@ class ConsumerStream:
         self.marker_answer_at: int | None = None
         self._starts_inclusive = starts_inclusive
         self._resumed_inside = False
+        #: The role that the copy had at the start, or that the producer has given it since.
+        self._role = copy.state
+        #: The producer has made the copy active, so it has a branch of its own.
+        self._was_activated = False
 
     @property
     def dialect(self) -> Dialect:
@@ -82,6 +86,7 @@ class ConsumerStream:
         self.life.move(StreamEvent.ACCEPT)
         self.speaks_dcp = speaks_dcp
         self.end_seqno = end_seqno
+        self._role = self.copy.state
         position = self.copy.position
         self.start_seqno = position.seqno
         self._resumed_inside = not speaks_dcp and position.consistent_seqno != position.seqno
@@ -93,9 +98,11 @@ class ConsumerStream:
     def _may_receive(self) -> bool:
         """Whether the copy may still receive. A copy that was active since has a branch of its own, even if no seqno
         shows it. A deleted copy counts as dead."""
-        copy = self.copy
-        on_our_branch = copy.failover_log.newest.vbucket_uuid == self.position.vbucket_uuid
-        return on_our_branch and copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
+        return self._is_on_branch and self.copy.state not in (VbucketState.ACTIVE, VbucketState.DEAD)
+
+    @property
+    def _is_on_branch(self) -> bool:
+        return self.copy.failover_log.newest.vbucket_uuid == self.position.vbucket_uuid
 
     def _check_may_receive(self) -> None:
         if not self._may_receive:
@@ -217,24 +224,45 @@ class ConsumerStream:
             self.marker_answer_at = None
         return due
 
+    @property
+    def is_takeover(self) -> bool:
+        """Whether it was requested as a takeover: only then may the producer change the role of the copy."""
+        return bool(self.flags & dcp.StreamFlag.TAKEOVER)
+
+    @property
+    def has_given_role(self) -> bool:
+        """Whether the copy has the role that the producer has given it, and no other client has changed it."""
+        return self.copy.state is self._role
+
     def handed_over(self, state: VbucketState) -> None:
-        """The producer hands its vbucket over; everything that it announced has come."""
+        """The producer changes the role of the copy; everything that it announced has come.
+
+        The producer may give every role, whatever role the copy has from it. If another client has changed the role
+        meanwhile, the source may be active again, so the copy does not become active; and a copy that another client
+        has made active or dead keeps that role.
+        """
         now = self.copy.state
-        if now is not VbucketState.ACTIVE:
-            self._check_may_receive()
-        if state is VbucketState.PENDING and now is not VbucketState.ACTIVE:
-            self.life.move(StreamEvent.SET_PENDING)
-        elif state is VbucketState.ACTIVE and now is VbucketState.PENDING:
-            self._check_consistent()
-            self.life.move(StreamEvent.SET_ACTIVE)
-        elif state in (VbucketState.PENDING, VbucketState.ACTIVE):
-            # Another client changed the role meanwhile, and the source may be active again.
+        if now is not VbucketState.ACTIVE and not self._was_activated and not self._is_on_branch:
+            raise KeyNotFound("the copy was active meanwhile and left this stream", vbucket=self.vbucket)
+        passes_on = now in (VbucketState.REPLICA, VbucketState.PENDING) and state is not VbucketState.ACTIVE
+        if not self.has_given_role and not passes_on:
             raise InvalidArguments(f"the copy is {now.value} and cannot become {state.value}", vbucket=self.vbucket)
-        else:
-            raise InvalidArguments(f"a takeover cannot make a vbucket {state.value}", vbucket=self.vbucket)
-        if not self.speaks_dcp:
+        if state is VbucketState.ACTIVE and now is not VbucketState.ACTIVE:
+            self._check_consistent()
+        self.life.move(self._event_of(state))
+        if not self.speaks_dcp and self._may_receive:
             self._resumed_inside = False
             self._complete()
+        self._role = state
+        self._was_activated = self._was_activated or state is VbucketState.ACTIVE
+
+    def _event_of(self, state: VbucketState) -> StreamEvent:
+        """A takeover makes the copy pending and then active; anything else is out of order."""
+        if state is VbucketState.PENDING and self.life.state in _PLAIN:
+            return StreamEvent.SET_PENDING
+        if state is VbucketState.ACTIVE and self.life.state is StreamState.DRAINING:
+            return StreamEvent.SET_ACTIVE
+        return StreamEvent.SET_OUT_OF_ORDER
 
     def _check_consistent(self) -> None:
         """On `dcp` an active copy must be at a consistent point."""

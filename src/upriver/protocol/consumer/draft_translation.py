@@ -11,6 +11,9 @@ A consumer compares failover logs to decide where it may resume. The producer's 
 arrives, and the answer does not show that. So the translator requests the log again right behind each stream request,
 and holds the stream back until it is here. If the log has changed, it is unknown under which of the two the stream was
 accepted; and since the drafts cannot close a stream, the connection is given up.
+
+A log may be empty (001: "zero or more" pairs). Then nothing proves that the consumer shares history with the producer,
+so it starts at 0. The consumer gets a branch that no other connection knows, and the producer gets none.
 """
 
 from typing import Any, Final
@@ -40,7 +43,8 @@ HELD_BYTES_MAX: Final = 16 * 1024 * 1024
 class DraftTranslator:
     """One connection to a producer of a draft."""
 
-    def __init__(self, dialect: str) -> None:
+    def __init__(self, dialect: str, unknown_uuid: int = 1) -> None:
+        """``unknown_uuid`` stands for an empty log: a number that no log contains, and another connection has not."""
         #: The first two drafts have the 12-byte header, with a request id and without a vbucket.
         self.short = dialect in ("upr_draft1", "upr_draft2")
         self._vbuckets: dict[int, int] = {}
@@ -50,6 +54,7 @@ class DraftTranslator:
         self._held: dict[int, list[tuple[Message, int]]] = {}
         self._held_bytes = 0
         self._left_over: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._unknown_uuid = unknown_uuid
 
     def outgoing(self, message: Message) -> bytes:
         """The bytes to send for a message of an `upr` consumer; empty if the draft has no such message."""
@@ -59,11 +64,12 @@ class DraftTranslator:
                 return self._log_request(message.opaque, message.vbucket)
             case upr.StreamRequest():
                 self._note(message, _ASKED_FOR_STREAM)
+                is_unknown = message.vbucket_uuid == self._unknown_uuid
                 fields: dict[str, Any] = {
                     "vbucket": message.vbucket,
                     "start_seqno": message.start_seqno,
                     "end_seqno": message.end_seqno,
-                    "vbucket_uuid": message.vbucket_uuid,
+                    "vbucket_uuid": 0 if is_unknown else message.vbucket_uuid,
                     "high_seqno": message.high_seqno,
                 }
                 request: Message = (
@@ -174,7 +180,7 @@ class DraftTranslator:
         match message:
             case upr_draft1.Ok() | upr_draft3.FailoverLogResponse() if asked == _ASKED_FOR_LOG:
                 self._logs[opaque] = message.log
-                return upr.FailoverLogResponse(opaque=opaque, log=message.log)
+                return upr.FailoverLogResponse(opaque=opaque, log=self._log_of(opaque))
             case upr_draft1.RollbackRequired() | upr_draft3.RollbackRequired():
                 return upr.RollbackRequired(opaque=opaque, seqno=message.seqno)
             case upr_draft1.NotMyVbucket() | upr_draft3.NotMyVbucket():
@@ -187,8 +193,11 @@ class DraftTranslator:
                 return AnyResponse(opcode=asked, opaque=opaque, status=message.status, value=message.value)
             case upr_draft1.Ok() | AnyResponse():
                 # The log of the answer before: this answer carries none.
-                return upr.StreamRequestResponse(opaque=opaque, log=self._logs.get(opaque, ()))
+                return upr.StreamRequestResponse(opaque=opaque, log=self._log_of(opaque))
         return None
+
+    def _log_of(self, opaque: int) -> tuple[memcached.FailoverEntry, ...]:
+        return self._logs.get(opaque) or (memcached.FailoverEntry(vbucket_uuid=self._unknown_uuid, seqno=0),)
 
 
 _NOT_MINE = NotMyVbucket.text.encode()

@@ -82,7 +82,8 @@ class StreamDialect:
     set_state: Callable[[VbucketState], Message] | None
     #: The request carries the bounds of the consumer's snapshot; in other dialects an entry of the failover log.
     by_snapshot: bool = False
-    unknown_uuid_is_error: bool = False
+    #: An unknown uuid and a start beyond the high seqno are errors; in the drafts they are rollbacks.
+    rollback_errors: bool = False
     #: Changes are sent byte for byte as the store holds them.
     sends_records: bool = False
     #: A change carries its data type; without it, compressed values are inflated.
@@ -154,6 +155,13 @@ def _draft_refusal(_: Message, error: StatusError) -> Message:
     return upr_draft1.RequestError(status=Status(error.status), text=text_of(error))
 
 
+def _draft3_refusal(request: Message, error: StatusError) -> Message:
+    """As drawn, *not my vbucket* has no body."""
+    if isinstance(error, NotMyVbucket):
+        return AnyResponse(opcode=request.code, status=Status.NOT_MY_VBUCKET)
+    return _memcached_refusal(request, error)
+
+
 # A connection may request a thousand streams at once, and each live change may be a snapshot of its own. So these two
 # packets are packed here; a test compares them with the declared messages.
 
@@ -223,7 +231,7 @@ UPR: Final = StreamDialect(
     end=lambda reason: upr.StreamEnd(reason=upr.EndReason(reason)),
     end_reasons=_UPR_REASONS,
     set_state=DCP.set_state,
-    unknown_uuid_is_error=True,
+    rollback_errors=True,
 )
 
 DRAFT3: Final = StreamDialect(
@@ -234,7 +242,7 @@ DRAFT3: Final = StreamDialect(
     accepted=lambda _, opaque: AnyResponse(opcode=_DRAFT3_REQUEST, opaque=opaque).encode(),
     failover_log=lambda log: upr_draft3.FailoverLogResponse(log=log),
     rollback=lambda seqno: upr_draft3.RollbackRequired(seqno=seqno),
-    refused=_memcached_refusal,
+    refused=_draft3_refusal,
     start=upr_draft3.StreamStart,
     marker=_always(upr_draft3.SnapshotStart),
     snapshot_end=upr_draft3.SnapshotEnd,

@@ -111,6 +111,8 @@ class Producer:
         #: The options of streams that are requested now.
         self._options_now: dict[tuple[str, bool], StreamOptions] = {}
         self.bytes_sent_total = 0
+        #: Bytes of streams, which count for flow control; answers and noops do not.
+        self.stream_bytes_total = 0
         #: Changes that ended streams have sent.
         self._changes_of_ended = 0
         self._answers: deque[bytes] = deque()
@@ -223,8 +225,12 @@ class Producer:
         self._forget(stream)
         self._send(AnyResponse(opcode=request.code, opaque=request.opaque))
         told = self.controls["send_stream_end_on_client_close_stream"]
-        end = stream.close("closed" if told else "")
-        self.window.sent(len(end))  # the consumer acknowledges it like every packet of the stream
+        self._send_last(stream.close("closed" if told else ""))
+
+    def _send_last(self, end: bytes) -> None:
+        """Send the end of a stream without a turn. The consumer acknowledges it like every packet of the stream."""
+        self.window.sent(len(end))
+        self.stream_bytes_total += len(end)
         self._answers.append(end)
 
     # Stream requests: the order of the checks is a rule (docs/semantics.md)
@@ -238,7 +244,10 @@ class Producer:
         flags = int(request.flags) if dialect.by_snapshot else 0
         takeover = dialect.set_state is not None and bool(int(request.flags) & TAKEOVER)
         notifier = bool(self.flags & _NOTIFIER)
-        consistent_seqno = request.start_seqno
+        # A notifier receives nothing. So on deployed servers neither its end nor its snapshot counts, and it may start
+        # beyond the high seqno; it hears of the first change beyond its start.
+        notified = notifier and dialect.by_snapshot
+        consistent_seqno = start = min(request.start_seqno, vbucket.high_seqno) if notified else request.start_seqno
         if takeover:
             self._check_takeover()
         _check_state(vbucket, active_only=bool(flags & _ACTIVE_ONLY), takeover=takeover)
@@ -249,7 +258,11 @@ class Producer:
         ):  # an empty consumer cannot have a wrong position; a thousand streams may start like that
             self._check_free(dialect, request, takeover=takeover)
         else:
-            position = _checked_position(dialect, request, endless=notifier)
+            position = (
+                StreamPosition.at(request.vbucket_uuid, start)
+                if notified
+                else _checked_position(dialect, request, endless=notifier)
+            )
             self._check_free(dialect, request, takeover=takeover)
             back = _rollback(dialect, request, vbucket, position, strict=bool(flags & _STRICT_UUID))
             if back is not None:
@@ -262,7 +275,7 @@ class Producer:
         options = self._options_now.get((dialect.name, disk_only))
         if options is None:  # the same for all streams, until a setting changes
             options = self._options_now[dialect.name, disk_only] = self._options(dialect, persisted_only=disk_only)
-        cursor = self.open_cursor(vbucket, request.start_seqno, end, options)
+        cursor = self.open_cursor(vbucket, start, end, options)
         stream = ProducerStream(
             self, vbucket, dialect, request, cursor, options, consistent_seqno, end_seqno=end, disk_only=disk_only
         )
@@ -390,6 +403,7 @@ class Producer:
             if room is not None:
                 window.sent(sent)
             self.bytes_sent_total += sent
+            self.stream_bytes_total += sent
             size += sent
             if stream.filters:
                 filtered += stream.filtered_bytes
@@ -411,7 +425,7 @@ class Producer:
         """The node stops: end the streams. A takeover is cut instead, because both sides can recover from that."""
         for stream in list(self.streams.values()):
             if not stream.takeover:
-                self._answers.append(stream.close("disconnected"))
+                self._send_last(stream.close("disconnected"))
                 self._forget(stream)
 
     def lose(self) -> None:
@@ -461,9 +475,8 @@ def _rollback(
     """The seqno that the consumer must roll back to; None if it may continue."""
     log, high, purge = vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno
     if position is None:
-        strange = dialect.unknown_uuid_is_error
         entry = FailoverEntry(request.vbucket_uuid, request.high_seqno)
-        return rollback_by_entry(log, high, purge, request.start_seqno, entry, unknown_is_error=strange)
+        return rollback_by_entry(log, high, purge, request.start_seqno, entry, with_errors=dialect.rollback_errors)
     if strict and not position.seqno and position.vbucket_uuid and log.index(position.vbucket_uuid) is None:
         return 0
     return rollback_by_snapshot(log, high, purge, position)

@@ -213,11 +213,19 @@ class ProducerStream:
             return
         snapshot = self.cursor.next_snapshot()
         if snapshot is not None and self.notifier:
-            self._end("ok")
+            self._notify(snapshot)
         elif snapshot is not None:
             self._announce(snapshot)
         elif takeover is not None:
             self._hand_over(takeover)
+
+    def _notify(self, snapshot: Snapshot) -> None:
+        """End a notifier if there is a change beyond its start; otherwise leave the changes before it out."""
+        if snapshot.end > self.start_seqno:
+            self._end("ok")
+        else:
+            self.cursor.close()
+            self.cursor = self.connection.open_cursor(self.vbucket, snapshot.end, NO_END, self.options)
 
     def _announce(self, snapshot: Snapshot) -> None:
         self.life.move(StreamEvent.MARKER)

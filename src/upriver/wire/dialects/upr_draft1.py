@@ -2,8 +2,8 @@
 
 The text has no key length, so a receiver could not separate key and value of a mutation: the key length goes into the
 header's reserved bytes 2-3. Its failover log request names no vbucket: one may follow the type. Its opcodes 5, 6 and 7
-have no body: they get one here. The stream messages that the text only lists are framed as in the second draft; its
-deletion lists no lock time, and it has no flush.
+have no body: they get one here. A request of our own asks which of the two drafts is spoken. The stream messages that
+the text only lists are framed as in the second draft; its deletion lists no lock time, and it has no flush.
 """
 
 from typing import Annotated, ClassVar
@@ -13,7 +13,7 @@ from upriver.wire.codes import OpenEnum, Sender, Status
 from upriver.wire.dialect import Dialect
 from upriver.wire.dialects.memcached import FailoverEntry
 from upriver.wire.dialects.upr import EndReason
-from upriver.wire.fields import U16, U32, U64, Key, Only, Repeat, Reserved, UInt, Value
+from upriver.wire.fields import U8, U16, U32, U64, Key, Only, Repeat, Reserved, UInt, Value
 from upriver.wire.framing import DRAFT
 from upriver.wire.message import DraftMessage, DraftOpcode
 
@@ -25,6 +25,7 @@ class RequestType(OpenEnum):
 
     STREAM = 1
     FAILOVER_LOG = 2
+    DIALECT = 3  #: not in the text
 
 
 class ResponseType(OpenEnum):
@@ -65,6 +66,19 @@ class FailoverLogRequest(DraftMessage):
 
     reserved: Annotated[int, UInt(1), Only(3)] = 0
     vbucket: Annotated[int | None, UInt(2), Only(3)] = None
+
+
+@upr_draft1.message(
+    DraftOpcode.REQUEST,
+    RequestType.DIALECT,
+    sender=Sender.CONSUMER,
+    errors={Status.EINVAL: "the other draft is spoken here"},
+)
+class DialectRequest(DraftMessage):
+    """Ask whether this draft is spoken. The texts have no such request, but a receiver cannot tell the two drafts
+    apart: their deletions differ by four bytes before the key."""
+
+    draft: U8  #: 1 or 2
 
 
 @upr_draft1.message(DraftOpcode.RESPONSE, ResponseType.OK)

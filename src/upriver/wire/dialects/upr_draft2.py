@@ -8,6 +8,7 @@ from upriver.model import Event
 from upriver.wire.dialect import Dialect
 from upriver.wire.dialects.upr_draft1 import (
     DecodeError,
+    DialectRequest,
     FailoverLogRequest,
     Mutation,
     NotMyVbucket,
@@ -55,6 +56,7 @@ class Flush(DraftMessage):
 __all__ = [
     "DecodeError",
     "Deletion",
+    "DialectRequest",
     "Expiration",
     "FailoverLogRequest",
     "Flush",
