@@ -310,8 +310,7 @@ class Vbucket(KeyValue):
 
         The history is this copy's own, under its own uuid, and consistent after every change.
         """
-        if not self.assigns_seqnos:
-            self._start_assigning_seqnos()
+        self.assign_seqnos()
         with self.journal.lock:
             seqno = self.high_seqno + 1
             self._check_receiving(seqno)
@@ -327,8 +326,10 @@ class Vbucket(KeyValue):
             self._complete()
             return seqno
 
-    def _start_assigning_seqnos(self) -> None:
+    def assign_seqnos(self) -> None:
         """Assign seqnos from here on, under a new uuid: a crash loses both together."""
+        if self.assigns_seqnos:
+            return
         with self.journal.lock:
             self._check_receiving(self.high_seqno + 1)
             was_streamable = self.streamable
@@ -413,6 +414,10 @@ class Vbucket(KeyValue):
 
     def start_over(self) -> None:
         """Drop everything and start a log of our own, for a peer that sends no log, as in TAP."""
+        self._start_over()
+        self.end_cursors(CursorEnd.STATE_CHANGED)  # consumers that ask again get the new log
+
+    def _start_over(self) -> None:
         with self.journal.lock:
             undone = self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
@@ -421,7 +426,6 @@ class Vbucket(KeyValue):
         if not was_streamable:
             self.on_role_change(self.number)
         notify(undone)
-        self.end_cursors(CursorEnd.STATE_CHANGED)  # consumers that ask again get the new log
 
     def clear(self) -> None:
         """Drop everything, as after a received flush; the log stays until the producer's replaces it."""
@@ -441,17 +445,21 @@ class Vbucket(KeyValue):
     def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
         """Empty the vbucket under a new failover log, so that consumers that were away notice it.
 
-        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle.
+        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle. A copy is
+        flushed by a peer that sends no log, as in TAP.
         """
         with self.journal.lock:
-            if self.state is not VbucketState.ACTIVE:
+            if self.state is VbucketState.DEAD:
                 raise NotMyVbucket(vbucket=self.number)
             if refusal := self.table.ledger.refusal:
                 raise TemporaryFailure(refusal, vbucket=self.number)
             self.flush_ttl = ttl
             self.flush_marks.append(mark or new_uuid())
-            self._clear()
-            self.failover_log = FailoverLog.fresh(new_uuid())
+            if self.state is VbucketState.ACTIVE:
+                self._clear()
+                self.failover_log = FailoverLog.fresh(new_uuid())
+        if self.state is not VbucketState.ACTIVE:
+            self._start_over()
         self.end_cursors(CursorEnd.FLUSHED)
 
     def _clear(self) -> None:

@@ -594,15 +594,6 @@ def test_a_dead_vbucket_does_not_go_to_a_client_whose_name_only_looks_like_that_
     assert brief(node.connect().open(b"tap:successor").send(takeover))[0] == "success"
 
 
-@pytest.mark.parametrize("acks", [0, ACK])
-def test_no_vbucket_becomes_dead_for_a_client_without_a_name(acks: int) -> None:
-    node = node_with(b"a")
-    peer = TapPeer(node, connect(b"", TAKEOVER | LIST | acks, vbuckets=(1,)))
-    assert brief(peer.run()) == ["einval"]
-    assert peer.closed
-    assert node.vbucket(1).state is VbucketState.ACTIVE
-
-
 def test_a_takeover_that_was_not_read_is_repeated_under_its_name() -> None:
     node = node_with(b"a")
     request = connect(b"taker", TAKEOVER | LIST, vbuckets=(1,))

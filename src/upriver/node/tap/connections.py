@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from upriver.node.session import Session
 from upriver.node.streams.streaming_session import StreamingSession
-from upriver.protocol.tap import TapClient, TapConsumer, TapProducer
+from upriver.protocol.tap import TapClient, TapProducer
 from upriver.wire import Message
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ class TapConnection(StreamingSession):
         assert client.plan is not None
         self.plan = client.plan
         self.created = self.node.clock()
+        #: Takes the control messages that the client may send.
+        self.consumer = service.consumer(session)
         self.producer = TapProducer(
             service.source,
             f"tap:{client.name}",
@@ -107,7 +109,7 @@ class TapReceiver(StreamingSession):
     def __init__(self, service: "TapService", session: Session) -> None:
         super().__init__(service.node, session)
         self.service = service
-        self.consumer = TapConsumer(service.sink, self.node.clock())
+        self.consumer = service.consumer(session)
 
     def receive(self, message: Message) -> bool:
         """Close the connection: a response answers nothing that the node asked for."""
@@ -129,4 +131,5 @@ class TapReceiver(StreamingSession):
     def lose(self) -> None:
         """Forget the connection, which is closed."""
         super().lose()
+        self.service.sink.forget(self.consumer)
         self.service.receivers.discard(self)

@@ -18,7 +18,7 @@ from upriver.protocol.producer.source import Source, StreamOptions
 from upriver.protocol.producer.stream_scheduler import StreamScheduler
 from upriver.protocol.tap.acknowledgements import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings
-from upriver.protocol.tap.consumer import FLUSH_MARK_SIZE
+from upriver.protocol.tap.flush_mark import marked
 from upriver.protocol.tap.position import TapPosition
 from upriver.protocol.tap.producer_stream import TapProducerStream
 from upriver.protocol.tap.retry_queue import Retry, RetryQueue
@@ -451,7 +451,7 @@ class TapProducer:
             if stream.number not in self._named:
                 self.send(tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=stream.number))
         for mark, ttl in marks.items():
-            number = self.send(tap.Flush(ttl=ttl, private=mark.to_bytes(FLUSH_MARK_SIZE, "big")))
+            number = self.send(tap.Flush(ttl=ttl, private=marked(mark)))
         return number
 
     def was_answered(self, number: int) -> bool:
