@@ -5,7 +5,7 @@ from typing import Generic, Protocol, TypeVar
 
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.dialects.tap import FUTURE, ConnectFlag, TapFlag
+from upriver.wire.dialects.tap import FUTURE, ConnectFlag, Control, TapFlag
 
 BACKFILL, DUMP, LIST, TAKEOVER = 0x01, 0x02, 0x04, 0x08
 ACK, KEYS_ONLY, CHECKPOINT, REGISTERED, BYTE_ORDER = 0x10, 0x20, 0x40, 0x80, 0x100
@@ -143,7 +143,7 @@ def _brief(message: Message) -> str:
         case tap.Delete():
             return f"-{message.key.decode()}"
         case tap.Opaque():
-            return f"#{message.control.name.lower()}"
+            return f"#{message.control.name.lower()}" if message.control is not None else "#"
         case tap.SetVbucket():
             return f"state {message.state.name.lower()}"
         case tap.CheckpointEnd():
@@ -172,6 +172,6 @@ def state_of(messages: list[Message]) -> dict[bytes, bytes]:
                 out.pop(message.key, None)
             case tap.Flush():
                 out.clear()
-            case tap.Opaque() if message.control.name == "INITIAL_VBUCKET_STREAM":
+            case tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, cas=0):
                 out.clear()
     return out

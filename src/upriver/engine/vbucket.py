@@ -150,6 +150,10 @@ class Vbucket(KeyValue):
         """The seqno to which a consumer at ``position`` must roll back first; None if it may continue."""
         return rollback_by_snapshot(self.failover_log, self.high_seqno, self.purge_seqno, position)
 
+    def checkpoint_start(self, checkpoint: int) -> int | None:
+        """The seqno after which the checkpoint with this id begins; None if it is not known."""
+        return self.checkpoints.start_of(checkpoint)
+
     # Roles.
 
     def set_state(self, state: VbucketState, *, successor: str = "") -> None:
@@ -404,6 +408,7 @@ class Vbucket(KeyValue):
             else:
                 self.table.truncate(state)
                 self.consistent_points.truncate(state)
+                self.checkpoints.cut()
                 self._place(state)
                 self.journal.trim(self.number, state)
                 self.table.touch()  # the rest may have been in a group that no longer counts
@@ -445,8 +450,8 @@ class Vbucket(KeyValue):
     def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
         """Empty the vbucket under a new failover log, so that consumers that were away notice it.
 
-        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle. A copy is
-        flushed by a peer that sends no log, as in TAP.
+        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle. A peer
+        that sends no log, as in TAP, flushes a copy too.
         """
         with self.journal.lock:
             if self.state is VbucketState.DEAD:
@@ -464,6 +469,7 @@ class Vbucket(KeyValue):
 
     def _clear(self) -> None:
         self.table.clear()
+        self.checkpoints.cut()
         self.scanned.forget()
         self.consistent_points = ConsistentPoints()
         self.floor_seqno = self.purged_seqno = 0
@@ -642,6 +648,7 @@ class Vbucket(KeyValue):
         table = self.table
         table.high_seqno = max(table.high_seqno, stored["high"])
         table.persisted_seqno = table.flushing_seqno = table.high_seqno
+        self.checkpoints.renumber(table.ledger.clock())
         for seqno in table.consistent_seqnos:
             self.consistent_points.add(seqno)
         table.consistent_seqnos = []

@@ -79,13 +79,13 @@ class Model:
 
     def controls(self) -> dict[str, int]:
         """How often each control comes before anything is written later."""
-        streams, full = len(self.vbuckets), self.wanted == "everything"
+        streams = len(self.vbuckets) if self.wanted != "future" else 0
         registered = bool(self.flags & REGISTERED) and not self.dump
         return {
             "#enable_auto_nack": int(bool(self.flags & ACK)),
-            "#initial_vbucket_stream": streams if full else 0,
-            "#close_backfill": streams if self.dump or self.wanted != "future" else 0,
-            "#open_checkpoint": streams if registered else 0,
+            "#initial_vbucket_stream": streams,
+            "#close_backfill": streams,
+            "#open_checkpoint": len(self.vbuckets) if registered else 0,
             "state pending": streams if self.takeover else 0,
             "state active": streams if self.takeover else 0,
             "#close_tap_stream": int(self.closes),

@@ -1,6 +1,7 @@
 """Statements of the TAP text, each over a real socket."""
 
 import itertools
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.support.node_process import Client, wait_until
 from tests.support.tap_peer import (
     ACK,
     BACKFILL,
+    CHECKPOINT,
     DUMP,
     FUTURE,
     KEYS_ONLY,
@@ -26,9 +28,16 @@ from upriver.model import HEADER
 from upriver.node import EmbeddedNode, start
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
-from upriver.wire import Message, Response, tap
+from upriver.wire import Message, Response, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.dialects.memcached import DeregisterTapClient, Get, SaslAuth, SetVbucket, VbucketState
+from upriver.wire.dialects.memcached import (
+    CreateCheckpoint,
+    DeregisterTapClient,
+    Get,
+    SaslAuth,
+    SetVbucket,
+    VbucketState,
+)
 from upriver.wire.dialects.tap import Control, TapFlag
 
 VBUCKETS = 4
@@ -145,6 +154,100 @@ def test_the_printed_opaque_message_is_acknowledged_and_ignored(caplog: pytest.L
             assert isinstance(answer, Response)
             assert answer.status is Status.SUCCESS
     assert sum("unknown control message 0xffffffff" in line for line in caplog.messages) == 2  # one per connection
+
+
+# Backfill
+
+
+@pytest.mark.parametrize("date", [0, 1, 5], ids=["everything", "a date", "another date"])
+def test_every_backfill_is_announced_and_closed(node: EmbeddedNode, writer: Client, date: int) -> None:
+    writer.set(b"old", b"v", vbucket=1)
+    with Listener(node.port, connect_with(b"node1", BACKFILL | LIST | ACK, date, (1,))) as listener:
+        found = list(listener.until(lambda message: brief([message]) == ["#close_backfill"]))
+    assert brief(found) == ["#enable_auto_nack", "#initial_vbucket_stream", "old=v", "#close_backfill"]
+    assert found[1].cas == date  # type: ignore[attr-defined]
+
+
+def test_a_copy_keeps_what_is_older_than_the_date_of_a_backfill(node: EmbeddedNode, writer: Client) -> None:
+    with start(vbuckets=VBUCKETS, initial_vbuckets="none") as copy, SocketPeer(copy.host, copy.port) as peer:
+        copy.call(copy.bucket.create_vbucket, 1, model.VbucketState.REPLICA)
+        peer.send(raw(0x41, bytes(8), b"", b"older", b"v"))
+        writer.set(b"new", b"v", vbucket=1)
+        with Relay(node.port, copy.port, connect_with(b"dated", BACKFILL | LIST | ACK, 5, (1,))):
+            wait_until(lambda: _count(copy) == 2, "the new one has come, and the older one has stayed")
+        with Relay(node.port, copy.port, connect_with(b"full", BACKFILL | LIST | ACK, 0, (1,))):
+            wait_until(lambda: _count(copy) == 1, "everything was sent, so the older one is gone")
+
+
+# Checkpoints
+
+
+def checkpointed(node: EmbeddedNode, writer: Client, *checkpoints: tuple[bytes, ...]) -> list[int]:
+    """Write keys into checkpoints of vbucket 1; return their ids."""
+    vbucket, ids = node.bucket.vbucket(1), []
+    for number, keys in enumerate(checkpoints):
+        if number:
+            assert writer.ask(CreateCheckpoint(vbucket=1)).status == 0
+        for key in keys:
+            writer.set(key, b"v", vbucket=1)
+        ids.append(node.call(lambda: vbucket.checkpoints.open_id))
+    return ids
+
+
+def resumed(node: EmbeddedNode, writer: Client, checkpoint: int, flags: int = ACK, name: bytes = b"node1") -> list[str]:
+    """What a client gets that has this checkpoint, up to a new change."""
+    held = (tap.VbucketCheckpoint(vbucket=1, checkpoint=checkpoint),)
+    with Listener(node.port, connect_with(name, flags | LIST | CHECKPOINT, 0, (1,), held)) as listener:
+        listener.next()
+        writer.set(b"last", b"v", vbucket=1)
+        return brief(list(listener.until(brings(b"last"))))
+
+
+@pytest.mark.parametrize("flags", [0, ACK, ACK | BACKFILL])
+def test_a_checkpoint_that_we_have_is_continued_without_a_backfill(
+    node: EmbeddedNode, writer: Client, flags: int
+) -> None:
+    ids = checkpointed(node, writer, (b"a", b"b"), (b"c",), (b"d",))
+    for place, expected in ((2, ["d"]), (1, ["c", "d"]), (0, ["a", "b", "c", "d"])):
+        found = resumed(node, writer, ids[place], flags, b"node%d" % place)
+        assert "#initial_vbucket_stream" not in found
+        assert "#close_backfill" not in found
+        assert [text[0] for text in found if "=" in text and text != "last=v"] == expected
+
+
+@pytest.mark.parametrize("which", ["older", "newer", "flushed", "purged"])
+def test_a_checkpoint_that_we_do_not_have_is_a_backfill_of_everything(
+    node: EmbeddedNode, writer: Client, which: str
+) -> None:
+    ids = checkpointed(node, writer, (b"a", b"gone"), (b"b",))
+    claimed = {"older": ids[0] - 1, "newer": ids[-1] + 1}.get(which, ids[0])
+    if which == "flushed":
+        assert writer.ask(memcached.Flush()).status == 0
+        writer.set(b"a", b"v", vbucket=1)
+        writer.set(b"b", b"v", vbucket=1)
+    elif which == "purged":
+        writer.ask(memcached.Delete(key=b"gone", vbucket=1))
+        node.call(lambda: setattr(node.bucket.vbucket(1).table, "purge_seqno", node.bucket.vbucket(1).high_seqno))
+    found = resumed(node, writer, claimed)
+    assert "#initial_vbucket_stream" in found
+    assert {"a=v", "b=v"} <= set(found)
+
+
+# Clients that are gone
+
+
+def test_a_client_that_acknowledges_stays_and_one_that_does_not_is_closed() -> None:
+    with start(vbuckets=1, tap_noop_interval_s=0.1) as node, Client(node.port) as writer:
+        with Listener(node.port, connect_with(b"idle", BACKFILL | ACK, 0)) as idle:
+            noops = 0
+            while noops < 5:  # it never answers one
+                noops += isinstance(idle.next(), memcached.Noop)
+            writer.set(b"k", b"v", vbucket=0)
+            list(idle.until(brings(b"k")))
+        with socket.create_connection((node.host, node.port), timeout=20) as silent:
+            silent.sendall(connect_with(b"silent", BACKFILL | ACK, 0).encode())
+            while silent.recv(1 << 16):
+                pass
 
 
 # Flush

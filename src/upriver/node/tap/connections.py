@@ -1,6 +1,6 @@
 """The two kinds of TAP connections: a client that asked for a stream, and a peer that sends TAP messages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from upriver.node.session import Session
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 class TapConnection(StreamingSession):
     """A session over which a client receives its TAP stream."""
 
-    def __init__(self, service: "TapService", session: Session, client: TapClient, successor: str = "") -> None:
+    def __init__(
+        self,
+        service: "TapService",
+        session: Session,
+        client: TapClient,
+        successor: str = "",
+        checkpoints: Mapping[int, int] | None = None,
+    ) -> None:
         super().__init__(service.node, session)
         self.service = service
         self.client = client
@@ -35,6 +42,7 @@ class TapConnection(StreamingSession):
             successor=successor,
             positions=client.positions,
             elsewhere=client.elsewhere,
+            checkpoints=checkpoints,
             on_ready=self.wake,
             warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
         )

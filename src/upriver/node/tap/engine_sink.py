@@ -4,8 +4,8 @@ A replica or pending copy takes every change, because its peer writes the histor
 own: there the newer version wins, by the rules for all changes with a revision. A change that loses is acknowledged and
 dropped, because its sender must not try again and will receive our version.
 
-A pending copy waits for the rest of its takeover. Over TAP that is the connection that last made it pending; from others
-it accepts nothing. A copy that a stream with seqnos made pending waits for a branch of its source, which TAP cannot
+A pending copy waits for the rest of its takeover. Over TAP that is the connection that last made it pending; from
+others it accepts nothing. A copy that a stream with seqnos made pending waits for a branch of its source, which TAP cannot
 continue, so TAP cannot take it over.
 """
 
@@ -52,7 +52,8 @@ class EngineTapSink:
             )
 
     def _writable(self, number: int, peer: object) -> Vbucket:
-        """The vbucket, if the peer may write it. A dead one keeps its data: its successor may not have all of it yet."""
+        """The vbucket, if the peer may write it. A dead one keeps its data, because its successor may not have all of
+        it yet."""
         vbucket = self._node.bucket.vbucket(number)
         if vbucket.state is VbucketState.DEAD:
             raise NotMyVbucket("the vbucket is dead", vbucket=number)

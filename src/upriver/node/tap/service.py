@@ -150,7 +150,9 @@ class TapService(PacketHandler):
             session.send(refusal(request, error))
             self.close(session, str(error))
             return
-        session.stream = self._by_name[name] = connection = TapConnection(self, session, client, successor)
+        held = {each.vbucket: each.checkpoint for each in request.checkpoints or ()}
+        connection = TapConnection(self, session, client, successor, held)
+        session.stream = self._by_name[name] = connection
         if connection.held:
             self._note_connected(connection, request, was_registered=was_registered)
 

@@ -8,7 +8,7 @@ the window allows. A refused message is sent again, stops its vbucket or closes 
 
 import struct
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 from upriver.errors import NotMyVbucket, StatusError
@@ -66,6 +66,7 @@ class TapProducer:
         successor: str = "",
         positions: dict[int, TapPosition] | None = None,
         elsewhere: TapPosition | None = None,
+        checkpoints: Mapping[int, int] | None = None,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -99,6 +100,8 @@ class TapProducer:
         self._scheduler: StreamScheduler[TapProducerStream] = StreamScheduler()
         self._changes_of_ended = 0
         self._noop_opaque = 0
+        #: The number of the next message when the last noop was sent.
+        self._numbered_at_noop = 1
         self._now = now
         self._close_sent = False
         #: The positions of the client at the connect, and the one for vbuckets that did not exist when it left.
@@ -110,6 +113,8 @@ class TapProducer:
             for number in plan.vbuckets or source.vbuckets()
             if (vbucket := source.vbucket(number)) is not None
         }
+        #: Where the newest checkpoint begins that the client has, if it says so; None if we no longer have it.
+        self._checkpoint_starts = {} if plan.copies or plan.future_only else self._starts_of(checkpoints or {})
         #: None for all.
         self._wanted = None if plan.vbuckets is None else frozenset(plan.vbuckets)
         #: The vbuckets whose streams have not begun yet.
@@ -227,8 +232,26 @@ class TapProducer:
             return self._elsewhere
         return self._position(self._elsewhere, *_NOT_THERE)
 
+    def _starts_of(self, checkpoints: Mapping[int, int]) -> dict[int, int | None]:
+        found = {number: self.source.vbucket(number) for number in checkpoints}
+        return {number: v.checkpoint_start(checkpoints[number]) for number, v in found.items() if v is not None}
+
+    def continues_checkpoint(self, number: int) -> bool:
+        """Whether the client has a checkpoint of this vbucket that we still have."""
+        return self._checkpoint_starts.get(number) is not None
+
     def _position_at_connect(self, number: int) -> TapPosition:
-        return self._position(self._positions.get(number, self._elsewhere), *self._began_at.get(number, _NOT_THERE))
+        known, began = self._positions.get(number, self._elsewhere), self._began_at.get(number, _NOT_THERE)
+        if number not in self._checkpoint_starts:
+            return self._position(known, *began)
+        start = self._checkpoint_starts[number]
+        by_checkpoint = TapPosition.at_checkpoint(self.plan, start, *began)
+        if start is None or known is None or not known.acks:
+            return by_checkpoint
+        # What the client has not acknowledged is sent, whatever it says.
+        known = known.under(self.plan, began[1])
+        is_comparable = known.position.vbucket_uuid == by_checkpoint.position.vbucket_uuid
+        return by_checkpoint if is_comparable and start <= known.position.seqno else known
 
     def _position(self, known: TapPosition | None, vbucket_uuid: int, seqno: int, purge_seqno: int) -> TapPosition:
         if known is None:
@@ -449,7 +472,9 @@ class TapProducer:
         number = 0
         for stream in streams if marks else ():
             if stream.number not in self._named:
+                self.send(tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=stream.number, cas=1))
                 self.send(tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=stream.number))
+                self._named.add(stream.number)
         for mark, ttl in marks.items():
             number = self.send(tap.Flush(ttl=ttl, private=marked(mark)))
         return number
@@ -467,7 +492,13 @@ class TapProducer:
         self._changes_of_ended += stream.changes_sent
         try:
             self.streams[stream.number] = TapProducerStream(
-                self, stream.vbucket, before, broken=True, flushed=flushed, told_by=told_by
+                self,
+                stream.vbucket,
+                before,
+                broken=True,
+                flushed=flushed,
+                told_by=told_by,
+                announced=stream.announced,
             )
         except StatusError as error:
             self.warn(f"vbucket {stream.number} is no longer sent: {error}")
@@ -512,16 +543,23 @@ class TapProducer:
     def tick(self, now: float) -> None:
         """Time has passed: send again what is due, and send a noop or give up on the consumer."""
         self._now = now
-        if not self.plan.acks:
-            self.noops.heard()  # a consumer that does not acknowledge may not answer noops either
+        if not self._owes_answers:
+            self.noops.heard()
         match self.noops.check(now):
             case Verdict.ASK:
                 self._noop_opaque += 1
+                self._numbered_at_noop = self.window.next_number
                 self._out.append(memcached.Noop(opaque=self._noop_opaque).encode())
             case Verdict.DEAD:
-                self.closing = f"the peer did not answer a noop for {self.noops.interval_s:g} s"
+                self.closing = f"the peer acknowledged nothing for {self.noops.interval_s:g} s"
         if self.has_output and self.on_ready is not None:
             self.on_ready()
+
+    @property
+    def _owes_answers(self) -> bool:
+        """Whether a message from before the last noop is not acknowledged. Many clients never answer noops, so only this
+        shows that a client is gone."""
+        return self.plan.acks and self.window.oldest < self._numbered_at_noop
 
     def lose(self) -> None:
         """The connection is lost."""
@@ -535,8 +573,11 @@ def packed(message: Request) -> bytes:
     compares."""
     if type(message) is not tap.Opaque:
         return message.encode()
+    assert message.control is not None
     flags, control = int(message.tap_flags), int(message.control)
-    return _OPAQUE.pack(*_OPAQUE_BEGIN, message.vbucket, 12, message.opaque, 0, 4, flags, message.ttl, control)
+    return _OPAQUE.pack(
+        *_OPAQUE_BEGIN, message.vbucket, 12, message.opaque, message.cas, 4, flags, message.ttl, control
+    )
 
 
 def _empties(message: bytes) -> bool:
@@ -545,5 +586,5 @@ def _empties(message: bytes) -> bool:
         return False
     found = tap.tap.decode(message)
     return isinstance(found, tap.Flush) or (
-        isinstance(found, tap.Opaque) and found.control is Control.INITIAL_VBUCKET_STREAM
+        isinstance(found, tap.Opaque) and found.control is Control.INITIAL_VBUCKET_STREAM and not found.cas
     )
