@@ -46,6 +46,7 @@ class TapConnection(StreamingSession):
             on_ready=self.wake,
             warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
         )
+        self._begins = False
         self.call_at(self.producer.deadline)
         self.wake()
 
@@ -73,17 +74,27 @@ class TapConnection(StreamingSession):
         """Return the next messages. After the last, close the connection once the transport has sent all of them."""
         if self.session.closing or self.held:
             return b""
-        out = self.producer.produce()
+        out = self.producer.produce(begin=False)
         if self.producer.done and not out:
             self.service.close(self.session, "everything is sent")
-        elif self.producer.done or (self.producer.beginning and not out):
+        elif self.producer.done:
             self.wake()
+        if self.producer.may_begin and not self._begins:
+            self._begins = True
+            self.service.turns.add(self._begin_some)
         return out
+
+    def _begin_some(self) -> None:
+        """Begin more streams, in this connection's turn."""
+        self._begins = False
+        if not (self.lost or self.session.closing):
+            self.producer.begin_some()
+            self.flush()
 
     @property
     def has_output(self) -> bool:
         """Whether there may be something to send."""
-        return self.producer.has_output and not self.held
+        return self.producer.can_send and not self.held
 
     @property
     def stream_count(self) -> int:

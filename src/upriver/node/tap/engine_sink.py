@@ -5,8 +5,8 @@ own: there the newer version wins, by the rules for all changes with a revision.
 dropped, because its sender must not try again and will receive our version.
 
 A pending copy waits for the rest of its takeover. Over TAP that is the connection that last made it pending; from
-others it accepts nothing. A copy that a stream with seqnos made pending waits for a branch of its source, which TAP cannot
-continue, so TAP cannot take it over.
+others it accepts nothing. A copy that a stream with seqnos made pending waits for a branch of its source, which TAP
+cannot continue, so TAP cannot take it over.
 """
 
 from upriver.engine import Vbucket, new_uuid

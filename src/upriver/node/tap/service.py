@@ -24,6 +24,7 @@ from upriver.node.tap.client_registry import RegistryWriter, TapRegistry
 from upriver.node.tap.connections import TapConnection, TapReceiver
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.node.tap.online_update import OnlineUpdate
+from upriver.node.tap.turns import TapTurns
 from upriver.protocol import NAME_BYTES_MAX, checked_name, made_up, successor_by_tap
 from upriver.protocol.tap import (
     TapClients,
@@ -62,6 +63,7 @@ class TapService(PacketHandler):
         for client in registry.load(range(len(node.bucket))):
             self.clients.restore(client)
         self.registry = RegistryWriter(registry, node.scheduler)
+        self.turns = TapTurns(node.scheduler)
         self.online_update = OnlineUpdate(node)
         self.sink = EngineTapSink(node, self.online_update)
         self.receivers: set[TapReceiver] = set()
@@ -241,12 +243,26 @@ class TapService(PacketHandler):
         client.changes_sent, client.messages_sent = producer.changes_sent, producer.messages_sent
         client.bytes_sent = producer.bytes_sent_total
         done = producer.done or (client.anonymous and not client.registered)
-        self.clients.left(client, producer.positions, self.node.clock(), elsewhere=producer.elsewhere, done=done)
-        if client.registered:
-            self.registry.keep(client, lambda error: error is None or self._warn_unkept(connection, error))
+        now = self.node.clock()
+        self.clients.left(client, lambda: producer.positions, now, elsewhere=producer.elsewhere, done=done)
+        self.turns.add(lambda: self._settle(connection))
         if self._by_name.get(client.name) is connection:
             del self._by_name[client.name]
         self._expire_later()
+
+    def _settle(self, connection: TapConnection) -> None:
+        """Note where a client was that has left, unless it is back."""
+        client = connection.client
+        if client.connected or self.clients.get(client.name) is not client:
+            return
+        client.settle()
+        if client.registered:
+            self.registry.keep(client, lambda error: error is None or self._warn_unkept(connection, error))
+
+    @property
+    def idle(self) -> bool:
+        """Whether the positions of all clients that have left are noted, on disk if they are registered."""
+        return self.turns.idle and self.registry.idle
 
     @staticmethod
     def _warn_unkept(connection: TapConnection, error: StorageError) -> None:

@@ -7,7 +7,7 @@ the window allows. A refused message is sent again, stops its vbucket or closes 
 """
 
 import struct
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Container, Mapping
 from typing import Final
 
@@ -37,7 +37,7 @@ _NOT_THERE: Final = 0, 0, 0
 _OPAQUE: Final = struct.Struct(">BBHBBHIIQHHB3xI")
 _OPAQUE_BEGIN: Final = (Magic.REQUEST, tap.Opaque.declaration.opcode, 0, 8, 0)
 #: This many streams are begun in a turn, unless as many have something to send.
-BEGIN_MAX: Final = 64
+BEGIN_MAX: Final = 32
 #: This many vbuckets are named in a log line.
 LEFT_OUT_SHOWN: Final = 20
 
@@ -64,7 +64,7 @@ class TapProducer:
         now: float,
         *,
         successor: str = "",
-        positions: dict[int, TapPosition] | None = None,
+        positions: Mapping[int, TapPosition] | None = None,
         elsewhere: TapPosition | None = None,
         checkpoints: Mapping[int, int] | None = None,
         on_ready: Callable[[], object] | None = None,
@@ -105,14 +105,13 @@ class TapProducer:
         self._now = now
         self._close_sent = False
         #: The positions of the client at the connect, and the one for vbuckets that did not exist when it left.
-        self._positions = dict(positions or {})
+        self._positions: ChainMap[int, TapPosition] = ChainMap({}, positions or {})  # type: ignore[arg-type]
         self._elsewhere = elsewhere
-        #: Uuid, consistent seqno and purge seqno of each vbucket at the connect; later changes are new.
-        self._began_at = {
-            number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.consistent_seqno, vbucket.purge_seqno)
-            for number in plan.vbuckets or source.vbuckets()
-            if (vbucket := source.vbucket(number)) is not None
-        }
+        #: Uuid, consistent seqno and purge seqno of each vbucket: at the connect of a client that asked for live changes
+        #: only, else when the stream begins. Later changes are new.
+        self._began_at: dict[int, tuple[int, int, int]] = {}
+        if plan.future_only:
+            self._began_at = {number: self._now_at(number) for number in plan.vbuckets or source.vbuckets()}
         #: Where the newest checkpoint begins that the client has, if it says so; None if we no longer have it.
         self._checkpoint_starts = {} if plan.copies or plan.future_only else self._starts_of(checkpoints or {})
         #: None for all.
@@ -126,6 +125,19 @@ class TapProducer:
         self._named: set[int] = set()
         self._begin()
 
+    def _now_at(self, number: int) -> tuple[int, int, int]:
+        vbucket = self.source.vbucket(number)
+        if vbucket is None:
+            return _NOT_THERE
+        return vbucket.failover_log.newest.vbucket_uuid, vbucket.consistent_seqno, vbucket.purge_seqno
+
+    def _began(self, number: int) -> tuple[int, int, int]:
+        if number not in self._began_at:
+            if self.plan.future_only:
+                return _NOT_THERE
+            self._began_at[number] = self._now_at(number)
+        return self._began_at[number]
+
     def _begin(self) -> None:
         if self.plan.acks:
             self.send(tap.Opaque(control=Control.ENABLE_AUTO_NACK))
@@ -137,7 +149,12 @@ class TapProducer:
         """Whether some of the requested streams have not begun yet."""
         return bool(self._unbegun)
 
-    def _begin_some(self) -> None:
+    @property
+    def may_begin(self) -> bool:
+        """Whether more streams can begin: not while many have something to send."""
+        return bool(self._unbegun) and len(self._scheduler) < BEGIN_MAX
+
+    def begin_some(self) -> None:
         """Begin some more streams. A thousand streams take time and memory, so each turn begins a few."""
         for _ in range(min(BEGIN_MAX - len(self._scheduler), len(self._unbegun))):
             number = self._unbegun.popleft()
@@ -174,7 +191,7 @@ class TapProducer:
         before = self.streams.get(number)
         tap_position = self._position_at_connect(number) if before is None else before.tap_position
         try:
-            stream = TapProducerStream(self, vbucket, tap_position, began=self._began_at.get(number, _NOT_THERE)[1])
+            stream = TapProducerStream(self, vbucket, tap_position, began=self._began(number)[1])
         except StatusError as error:
             if number not in self._warned:
                 self._warned.add(number)
@@ -241,7 +258,7 @@ class TapProducer:
         return self._checkpoint_starts.get(number) is not None
 
     def _position_at_connect(self, number: int) -> TapPosition:
-        known, began = self._positions.get(number, self._elsewhere), self._began_at.get(number, _NOT_THERE)
+        known, began = self._positions.get(number, self._elsewhere), self._began(number)
         if number not in self._checkpoint_starts:
             return self._position(known, *began)
         start = self._checkpoint_starts[number]
@@ -392,7 +409,12 @@ class TapProducer:
     @property
     def has_output(self) -> bool:
         """Whether ``produce`` may return something."""
-        if self._out or self._unbegun:
+        return bool(self._unbegun) or self.can_send
+
+    @property
+    def can_send(self) -> bool:
+        """Whether ``produce`` may return something without beginning more streams."""
+        if self._out:
             return True
         return (bool(self._scheduler) and self.room > 0) or self._has_due or self._finishing
 
@@ -401,12 +423,12 @@ class TapProducer:
         due = self._retries.next_due
         return due is not None and due <= self._now
 
-    def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """The next bytes to send, about as many as asked for."""
+    def produce(self, max_bytes: int = PIECE_BYTES, *, begin: bool = True) -> bytes:
+        """The next bytes to send, about as many as asked for; ``begin`` lets more streams begin."""
         if self.closing:
             return b""
-        if self._unbegun:
-            self._begin_some()
+        if begin and self._unbegun:
+            self.begin_some()
         if self._retries:
             self._send_retries(max_bytes)
         # Stop at half: filling up the rest with many small pieces costs more than it saves.
@@ -557,8 +579,8 @@ class TapProducer:
 
     @property
     def _owes_answers(self) -> bool:
-        """Whether a message from before the last noop is not acknowledged. Many clients never answer noops, so only this
-        shows that a client is gone."""
+        """Whether a message from before the last noop is not acknowledged. Many clients never answer noops, so only
+        this shows that a client is gone."""
         return self.plan.acks and self.window.oldest < self._numbered_at_noop
 
     def lose(self) -> None:
