@@ -1,11 +1,13 @@
 """Checkpoints: ids for tools, ends for streams."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from upriver.engine import Bucket, Vbucket
-from upriver.engine.checkpoint_ids import AGE_S_MAX, CHANGES_MAX, FIRST_ID
+from upriver.engine import Bucket, Vbucket, checkpoint_ids
+from upriver.engine.checkpoint_ids import AGE_S_MAX, CHANGES_MAX, FIRST_ID, Checkpoints
+from upriver.model import VbucketState
 
 
 @pytest.fixture
@@ -43,23 +45,62 @@ def test_a_checkpoint_ends_where_it_was_closed(vbucket: Vbucket) -> None:
     assert around == [(True, 3), (False, 3), (True, 5), (False, 5), (True, None), (False, None)]
 
 
-def test_another_vbucket_under_the_same_number_starts_at_the_first_id(bucket: Bucket, vbucket: Vbucket) -> None:
+def test_a_checkpoint_begins_where_the_one_before_it_ended(vbucket: Vbucket) -> None:
+    checkpoints = vbucket.checkpoints
+    for count in (3, 0, 2, 0):
+        write(vbucket, count)
+        checkpoints.create()
+    write(vbucket, 1)
+    assert [checkpoints.start_of(number) for number in range(7)] == [None, 0, 3, 3, 5, 5, None]
+
+
+def test_the_oldest_checkpoints_are_forgotten(vbucket: Vbucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_ids, "_ENDS_MAX", 2)
+    checkpoints = Checkpoints(vbucket.table)
+    for _ in range(4):
+        vbucket.set(b"k", b"v")
+        checkpoints.create()
+    assert [checkpoints.start_of(number) for number in range(1, 7)] == [None, None, 2, 3, 4, None]
+    assert [checkpoints.id_after(seqno) for seqno in range(5)] == [2, 2, 3, 4, 5]
+
+
+def test_the_ids_of_a_deleted_vbucket_are_not_used_again(bucket: Bucket, vbucket: Vbucket) -> None:
     write(vbucket, 3)
     vbucket.checkpoints.create()
     bucket.delete_vbucket(0)
     other = bucket.create_vbucket(0)
     write(other, 5)
-    assert other.checkpoints.open_id == FIRST_ID
+    assert [other.checkpoints.start_of(number) for number in (1, 2)] == [None, None]
+    assert other.checkpoints.start_of(other.checkpoints.open_id) == 0
     assert other.checkpoints.end_after(0) is None
 
 
-def test_a_flush_starts_at_the_first_id_again(vbucket: Vbucket) -> None:
+def test_no_id_from_before_a_flush_or_a_rollback_is_known(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
     write(vbucket, 3)
     checkpoints.create()
+    write(vbucket, 2)
+    vbucket.set_state(VbucketState.REPLICA)
+    vbucket.roll_back(4)
+    assert (checkpoints.open_id, checkpoints.end_after(0)) == (FIRST_ID + 2, None)
+    assert [checkpoints.start_of(number) for number in (1, 2, 3)] == [None, None, 4]
+    assert [checkpoints.id_after(seqno) for seqno in (0, 3, 4)] == [2, 2, 3]  # of 2 it is not told where it began
+    vbucket.set_state(VbucketState.ACTIVE)
     vbucket.flush()
-    assert checkpoints.open_id == FIRST_ID
-    assert checkpoints.end_after(0) is None
+    assert [checkpoints.start_of(number) for number in (3, 4)] == [None, 0]
+
+
+def test_no_id_from_before_a_restart_is_known(tmp_path: Path) -> None:
+    with Bucket.open(tmp_path, vbuckets=1) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        write(vbucket, 3)
+        given = [vbucket.checkpoints.open_id, vbucket.checkpoints.create()]
+    for _ in range(2):
+        with Bucket.open(tmp_path, vbuckets=1) as bucket:
+            checkpoints = bucket.vbucket(0).checkpoints
+            assert [checkpoints.start_of(number) for number in given] == [None] * len(given)
+            assert checkpoints.start_of(checkpoints.open_id) == 3
+            given.append(checkpoints.open_id)
 
 
 def test_a_large_checkpoint_is_closed(vbucket: Vbucket) -> None:

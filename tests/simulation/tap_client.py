@@ -80,7 +80,7 @@ class TapClient:
                 self.held.pop(message.key, None)
             case tap.Flush():
                 self.held.clear()
-            case tap.Opaque() if message.control is Control.INITIAL_VBUCKET_STREAM:
+            case tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, cas=0):
                 self.note(f"{self}: starts over")
                 self.held.clear()
 

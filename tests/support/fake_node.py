@@ -185,10 +185,11 @@ class FakePeer:
         if self._producer is not None:
             self._producer.lose()
         if self._tap is not None and self._client is not None:
-            self._tap.lose()
-            done = self._tap.done or self._client.anonymous
+            producer = self._tap
+            producer.lose()
+            done = producer.done or self._client.anonymous
             self.node.clients.left(
-                self._client, self._tap.positions, self.node.clock(), elsewhere=self._tap.elsewhere, done=done
+                self._client, lambda: producer.positions, self.node.clock(), elsewhere=producer.elsewhere, done=done
             )
 
 

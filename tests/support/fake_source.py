@@ -68,6 +68,11 @@ class FakeVbucket:
         """The newest consistent point."""
         return self.consistent_points[-1]
 
+    def checkpoint_start(self, checkpoint: int) -> int | None:
+        """Where a checkpoint begins."""
+        starts = [0, *self.checkpoint_ends]
+        return starts[checkpoint - 1] if 0 < checkpoint <= len(starts) else None
+
     # Writing and receiving
 
     def set(self, key: bytes, value: bytes = b"", **fields: Any) -> None:

@@ -94,7 +94,7 @@ class TapConsumerModel:
             case tap.Flush():
                 for held in self.held.values():
                     held.clear()
-            case tap.Opaque() if message.control is Control.INITIAL_VBUCKET_STREAM:
+            case tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, cas=0):
                 self.held[message.vbucket].clear()
 
 

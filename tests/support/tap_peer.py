@@ -5,11 +5,10 @@ from typing import Generic, Protocol, TypeVar
 
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.dialects.tap import ConnectFlag, TapFlag
+from upriver.wire.dialects.tap import FUTURE, ConnectFlag, Control, TapFlag
 
 BACKFILL, DUMP, LIST, TAKEOVER = 0x01, 0x02, 0x04, 0x08
 ACK, KEYS_ONLY, CHECKPOINT, REGISTERED, BYTE_ORDER = 0x10, 0x20, 0x40, 0x80, 0x100
-FUTURE = 2**64 - 1
 
 
 def connect(
@@ -19,7 +18,20 @@ def connect(
     vbuckets: tuple[int, ...] = (),
     checkpoints: tuple[tap.VbucketCheckpoint, ...] = (),
 ) -> tap.Connect:
-    """A connect with the values that its flags ask for."""
+    """A connect for live changes, unless its flags ask for existing ones."""
+    if not flags & (BACKFILL | DUMP | TAKEOVER):
+        flags, date = flags | BACKFILL, FUTURE
+    return connect_with(name, flags, date, vbuckets, checkpoints)
+
+
+def connect_with(
+    name: bytes,
+    flags: int,
+    date: int = 0,
+    vbuckets: tuple[int, ...] = (),
+    checkpoints: tuple[tap.VbucketCheckpoint, ...] = (),
+) -> tap.Connect:
+    """A connect with exactly these flags, and the values that they ask for."""
     return tap.Connect(
         name=name,
         flags=ConnectFlag(flags),
@@ -131,7 +143,7 @@ def _brief(message: Message) -> str:
         case tap.Delete():
             return f"-{message.key.decode()}"
         case tap.Opaque():
-            return f"#{message.control.name.lower()}"
+            return f"#{message.control.name.lower()}" if message.control is not None else "#"
         case tap.SetVbucket():
             return f"state {message.state.name.lower()}"
         case tap.CheckpointEnd():
@@ -160,6 +172,6 @@ def state_of(messages: list[Message]) -> dict[bytes, bytes]:
                 out.pop(message.key, None)
             case tap.Flush():
                 out.clear()
-            case tap.Opaque() if message.control.name == "INITIAL_VBUCKET_STREAM":
+            case tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, cas=0):
                 out.clear()
     return out

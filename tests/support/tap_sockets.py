@@ -16,6 +16,7 @@ class Listener:
 
     def __init__(self, port: int, request: tap.Connect) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(request.encode())
         self._framer = Framer(MEMCACHED)
 

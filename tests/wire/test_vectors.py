@@ -26,8 +26,8 @@ MISPRINTED = [vector for vector in ALL if vector.printed != vector.wire]
 #: consistent lengths are sent and inconsistent ones refused; what it says to accept is accepted.
 PRINTED: dict[str, Outcome] = {
     # An engine-private length of 4 before an id of 8 bytes.
-    "tap:881": Refused(at=4),
-    "tap:930": Refused(at=4),
+    "tap:881": Refused(at=36, after=("CheckpointStart",)),
+    "tap:930": Refused(at=36, after=("CheckpointEnd",)),
     # A total body of 0: an answer without its log, and then bytes that are not a packet.
     "upr:618": Refused(at=24, after=("StreamRequestResponse",)),
     # A length that ends inside the fixed fields.

@@ -7,7 +7,7 @@ from upriver.engine.keyvalue import LOCK_TIME_S
 from upriver.engine.maintenance import Retention
 from upriver.engine.malloc_tuning import MallocTuning, keep_for_next_use
 from upriver.engine.table import StoredItem
-from upriver.engine.vbucket import Vbucket
+from upriver.engine.vbucket import Vbucket, new_uuid
 
 __all__ = [
     "LOCK_TIME_S",
@@ -24,5 +24,6 @@ __all__ = [
     "ValueFilter",
     "Vbucket",
     "keep_for_next_use",
+    "new_uuid",
     "read_json",
 ]

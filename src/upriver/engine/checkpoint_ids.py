@@ -4,11 +4,15 @@ Streams use checkpoints too: a snapshot does not reach beyond the end of a check
 only in a later checkpoint is still sent. A checkpoint is closed on request, and when it has become large or old.
 
 A vbucket always has one open checkpoint; the first has the id 1. Closing it opens the next. A closed checkpoint counts
-as persisted when all changes that it covers are on disk. Nothing of this is stored: after a restart, a flush, or a
-rollback below the end of a closed checkpoint, the ids start at 1 again.
+as persisted when all changes that it covers are on disk.
+
+A TAP client that names the newest checkpoint that it has continues where that one begins. So an id must never mean
+another place in the history. After a flush or a rollback the ids go on, and those from before are forgotten: a client
+that names one may hold changes that no longer exist. Nothing is stored: a restarted node does not know which ids it has
+given out, and numbers its checkpoints from the time on.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -26,17 +30,40 @@ _ENDS_MAX: Final = 1000
 class Checkpoints:
     """The checkpoints of one vbucket."""
 
-    __slots__ = ("_closed", "_end_seqno", "_ended_ids", "_ends", "_open_id", "_opened_at", "_persisted_id", "_table")
+    __slots__ = (
+        "_closed",
+        "_end_seqno",
+        "_ended_ids",
+        "_ends",
+        "_first_id",
+        "_first_seqno",
+        "_open_id",
+        "_opened_at",
+        "_persisted_id",
+        "_table",
+    )
 
     def __init__(self, table: "Table") -> None:
         self._table = table
-        self._reset()
-
-    def _reset(self) -> None:
-        self._open_id = FIRST_ID
         self._persisted_id = FIRST_ID - 1
+        self._open_first(FIRST_ID)
+
+    def cut(self) -> None:
+        """The history was cut: changes of earlier checkpoints may no longer exist."""
+        self._open_first(self._open_id + 1)
+
+    def renumber(self, now: float) -> None:
+        """Earlier ids are unknown: take numbers that were not used before this time."""
+        self._persisted_id = 0
+        self._open_first(max(self._open_id + 1, int(now * 1000)))
+
+    def _open_first(self, open_id: int) -> None:
+        """Open a checkpoint at the end of the history, and forget all others."""
+        self._open_id = self._first_id = open_id
+        #: Where the first known checkpoint begins.
+        self._first_seqno = self._table.high_seqno
         #: The end of the newest closed checkpoint; then the ends and ids of the checkpoints that hold changes.
-        self._end_seqno = 0
+        self._end_seqno = self._table.high_seqno
         self._ends: deque[int] = deque(maxlen=_ENDS_MAX)
         self._ended_ids: deque[int] = deque(maxlen=_ENDS_MAX)
         self._opened_at: float | None = None
@@ -65,7 +92,9 @@ class Checkpoints:
         self._refresh()
         self._end_seqno = self._table.high_seqno
         self._closed.append((self._open_id, self._end_seqno))
-        if not self._ends or self._end_seqno > self._ends[-1]:
+        if self._end_seqno > (self._ends[-1] if self._ends else self._first_seqno):
+            if len(self._ends) == _ENDS_MAX:
+                self._first_id, self._first_seqno = self._ended_ids[0] + 1, self._ends[0]
             self._ends.append(self._end_seqno)
             self._ended_ids.append(self._open_id)
         self._open_id += 1
@@ -92,8 +121,19 @@ class Checkpoints:
     def id_after(self, seqno: int) -> int:
         """The id of the checkpoint that holds the change after ``seqno``."""
         self._refresh()
+        if seqno < self._first_seqno:
+            return self._first_id - 1
         at = bisect_right(self._ends, seqno)
         return self._ended_ids[at] if at < len(self._ends) else self._open_id
+
+    def start_of(self, checkpoint: int) -> int | None:
+        """The seqno after which this checkpoint begins; None if it is not known."""
+        if not self._first_id <= checkpoint <= self._open_id:
+            return None
+        at = bisect_left(self._ended_ids, checkpoint)
+        if at == len(self._ends):
+            return self._end_seqno
+        return self._ends[at - 1] if at else self._first_seqno
 
     def around(self, seqno: int) -> tuple[bool, int | None]:
         """Whether a checkpoint begins after this seqno, and where the checkpoint ends that holds the next change.
@@ -108,8 +148,6 @@ class Checkpoints:
         return seqno == 0 or (at > 0 and ends[at - 1] == seqno), ends[at] if at < len(ends) else None
 
     def _refresh(self) -> None:
-        """Start again after a rollback below a closed checkpoint; note which closed ones are on disk."""
-        if self._end_seqno > self._table.high_seqno:
-            self._reset()
+        """Note which closed checkpoints are on disk."""
         while self._closed and self._closed[0][1] <= self._table.persisted_seqno:
             self._persisted_id = self._closed.popleft()[0]

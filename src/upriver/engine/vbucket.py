@@ -150,6 +150,10 @@ class Vbucket(KeyValue):
         """The seqno to which a consumer at ``position`` must roll back first; None if it may continue."""
         return rollback_by_snapshot(self.failover_log, self.high_seqno, self.purge_seqno, position)
 
+    def checkpoint_start(self, checkpoint: int) -> int | None:
+        """The seqno after which the checkpoint with this id begins; None if it is not known."""
+        return self.checkpoints.start_of(checkpoint)
+
     # Roles.
 
     def set_state(self, state: VbucketState, *, successor: str = "") -> None:
@@ -313,8 +317,7 @@ class Vbucket(KeyValue):
 
         The history is this copy's own, under its own uuid, and consistent after every change.
         """
-        if not self.assigns_seqnos:
-            self._start_assigning_seqnos()
+        self.assign_seqnos()
         with self.journal.lock:
             seqno = self.high_seqno + 1
             self._check_receiving(seqno)
@@ -330,8 +333,10 @@ class Vbucket(KeyValue):
             self._complete()
             return seqno
 
-    def _start_assigning_seqnos(self) -> None:
+    def assign_seqnos(self) -> None:
         """Assign seqnos from here on, under a new uuid: a crash loses both together."""
+        if self.assigns_seqnos:
+            return
         with self.journal.lock:
             self._check_receiving(self.high_seqno + 1)
             was_streamable = self.streamable
@@ -406,6 +411,7 @@ class Vbucket(KeyValue):
             else:
                 self.table.truncate(state)
                 self.consistent_points.truncate(state)
+                self.checkpoints.cut()
                 self._place(state)
                 self.journal.trim(self.number, state)
                 self.table.touch()  # the rest may have been in a group that no longer counts
@@ -416,6 +422,10 @@ class Vbucket(KeyValue):
 
     def start_over(self) -> None:
         """Drop everything and start a log of our own, for a peer that sends no log, as in TAP."""
+        self._start_over()
+        self.end_cursors(CursorEnd.STATE_CHANGED)  # consumers that ask again get the new log
+
+    def _start_over(self) -> None:
         with self.journal.lock:
             undone = self._clear_copy()
             self.failover_log = FailoverLog.fresh(new_uuid())
@@ -424,7 +434,6 @@ class Vbucket(KeyValue):
         if not was_streamable:
             self.on_role_change(self.number)
         notify(undone)
-        self.end_cursors(CursorEnd.STATE_CHANGED)  # consumers that ask again get the new log
 
     def clear(self) -> None:
         """Drop everything, as after a received flush; the log stays until the producer's replaces it."""
@@ -444,21 +453,26 @@ class Vbucket(KeyValue):
     def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
         """Empty the vbucket under a new failover log, so that consumers that were away notice it.
 
-        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle.
+        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle. A peer
+        that sends no log, as in TAP, flushes a copy too.
         """
         with self.journal.lock:
-            if self.state is not VbucketState.ACTIVE:
+            if self.state is VbucketState.DEAD:
                 raise NotMyVbucket(vbucket=self.number)
             if refusal := self.table.ledger.refusal:
                 raise TemporaryFailure(refusal, vbucket=self.number)
             self.flush_ttl = ttl
             self.flush_marks.append(mark or new_uuid())
-            self._clear()
-            self.failover_log = FailoverLog.fresh(new_uuid())
+            if self.state is VbucketState.ACTIVE:
+                self._clear()
+                self.failover_log = FailoverLog.fresh(new_uuid())
+        if self.state is not VbucketState.ACTIVE:
+            self._start_over()
         self.end_cursors(CursorEnd.FLUSHED)
 
     def _clear(self) -> None:
         self.table.clear()
+        self.checkpoints.cut()
         self.scanned.forget()
         self.consistent_points = ConsistentPoints()
         self.floor_seqno = self.purged_seqno = 0
@@ -637,6 +651,7 @@ class Vbucket(KeyValue):
         table = self.table
         table.high_seqno = max(table.high_seqno, stored["high"])
         table.persisted_seqno = table.flushing_seqno = table.high_seqno
+        self.checkpoints.renumber(table.ledger.clock())
         for seqno in table.consistent_seqnos:
             self.consistent_points.add(seqno)
         table.consistent_seqnos = []

@@ -313,7 +313,7 @@ class Node:
                 connection.session.log.warning("cut off: the node stops")
             connection.abort()
         await self._all_gone(STOP_WAIT_S)
-        while state.tap is not None and not state.tap.registry.idle:  # the positions of clients that were cut off
+        while state.tap is not None and not state.tap.idle:  # the positions of clients that were cut off
             await asyncio.sleep(0.005)
         if self._metrics is not None:
             await self._metrics.close()

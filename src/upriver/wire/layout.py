@@ -108,6 +108,10 @@ class Layout:
         self.counted = {name: field.name for field in self.fields for name in field.counts}
         self.counters = tuple(field.name for field in self.fields if field.counts)
         self.lengths = tuple(lengths) or (sum(_size(field) for field in self.fixed_fields),)
+        #: The lengths of the fixed part without the engine-private bytes that follow TAP's extras.
+        self.extras_lengths = self.lengths
+        if private is not None:
+            self.extras_lengths = (sum(_size(field) for field in self.fixed_fields if field.name not in self.counted),)
         self.parts = {length: self._part(length) for length in self.lengths}
         self._check_references()
         self.has_key = any(field.is_key for field in self.rest)
@@ -154,13 +158,6 @@ class Layout:
         absent = tuple(f for f in self.fixed_fields if f not in present)
         return FixedPart(struct.Struct(">" + "".join(codes)), present, named, absent)
 
-    @property
-    def extras_lengths(self) -> tuple[int, ...]:
-        """The lengths of the fixed part without the engine-private bytes that follow TAP's extras."""
-        if self.private is None:
-            return self.lengths
-        return (sum(_size(field) for field in self.fixed_fields if field.name not in self.counted),)
-
     # Decoding
 
     def decode(
@@ -174,7 +171,9 @@ class Layout:
             out[field.name] = number if field.code is None else field.code(number)
         for field in part.absent:
             out[field.name] = 0 if field.counts else field.default
-        at = start + length
+        at = start + length + self._unknown_bytes(length, out)
+        if at > end:
+            raise WireError(start, f"{at - start} bytes of extras and engine-private part", f"{end - start}")
         for field in self.rest:
             if field.when is not None and _is_left_out(field, field.when, end - at, out):
                 out[field.name] = field.default
@@ -184,6 +183,12 @@ class Layout:
             raise WireError(at, f"the end of {self.owner}", f"{end - at} more bytes")
         for name in self.counters:
             del out[name]
+
+    def _unknown_bytes(self, length: int, out: dict[str, Any]) -> int:
+        """The size of the rest of an engine-private part, which belongs to no field of ours."""
+        if self.private is None:
+            return 0
+        return self.extras_lengths[0] + int(out[self.private]) - length
 
     def _decode_field(
         self, field: Field, data: Buffer, at: int, end: int, key_length: int | None, out: dict[str, Any]
@@ -276,6 +281,9 @@ class Layout:
         for field in self.parts[length].absent:
             out[field.name] = 0 if field.counts else field.default
         at = start + length
+        if unknown := self._unknown_bytes(length, out):
+            yield _span("engine-private", at - origin, unknown, bytes(data[at : at + unknown]))
+            at += unknown
         for field in self.rest:
             if field.when is not None and _is_left_out(field, field.when, end - at, out):
                 continue

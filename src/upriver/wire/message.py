@@ -82,7 +82,7 @@ class MemcachedMessage(Message):
     def _encode(self, magic: int, sixth: int, opaque: int, datatype: int, cas: int) -> bytes:
         layout = self.layout
         fixed, rest = layout.encode(self, layout.choose_length(self))
-        extras = len(fixed) if layout.private is None else len(fixed) - getattr(self, layout.private)
+        extras = len(fixed) if layout.private is None else layout.extras_lengths[0]
         key_length = 0 if layout.key_place is None else len(rest[layout.key_place])
         body = len(fixed) + sum(map(len, rest))
         numbers = magic, self.code, key_length, extras, datatype, sixth, body, opaque, cas
@@ -100,6 +100,8 @@ class MemcachedMessage(Message):
         length = extras
         if layout.private is not None and extras in layout.extras_lengths:
             length += u16_at(packet, MEMCACHED.header_size)
+            # Any engine may send more than we know of; ``Layout.decode`` skips it.
+            length = max((known for known in layout.lengths if known <= length), default=length)
         if length not in layout.parts:
             what = "extras" if layout.private is None else "extras and engine-private part"
             lengths = " or ".join(map(str, layout.lengths))

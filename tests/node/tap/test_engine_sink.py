@@ -9,10 +9,13 @@ from upriver.model import Event, VbucketState
 from upriver.model.record import unpack
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.protocol.tap.consumer import ReceivedChange
+from upriver.protocol.tap.flush_mark import marked
 from upriver.wire import tap
 from upriver.wire.dialects.tap import Control, TapFlag
 
 ACTIVE, REPLICA, PENDING, DEAD = 0, 1, 2, 3
+#: A connection, and another one.
+PEER, OTHER = object(), object()
 
 
 @pytest.fixture
@@ -27,7 +30,9 @@ def node() -> InMemoryNode:
 
 @pytest.fixture
 def sink(node: InMemoryNode) -> EngineTapSink:
-    return node.tap.sink
+    sink = node.tap.sink
+    sink.set_state(PENDING, VbucketState.PENDING, PEER)
+    return sink
 
 
 def change(
@@ -45,32 +50,32 @@ def ttl_of(node: InMemoryNode, vbucket: int) -> int:
 
 @pytest.mark.parametrize("vbucket", [ACTIVE, REPLICA, PENDING])
 def test_everything_is_kept(node: InMemoryNode, sink: EngineTapSink, vbucket: int) -> None:
-    sink.store(change(vbucket, flags=7, expiry=2_000_000_000, datatype=1))
+    sink.store(change(vbucket, flags=7, expiry=2_000_000_000, datatype=1), PEER)
     item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.value, item.cas, item.rev_seqno) == (b"v", 105, 5)
     assert (item.flags, item.expiry, item.datatype) == (7, 2_000_000_000, 1)
     assert ttl_of(node, vbucket) == 9
-    sink.store(change(vbucket, 6, b"", Event.DELETION))
+    sink.store(change(vbucket, 6, b"", Event.DELETION), PEER)
     item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.event, item.cas, item.rev_seqno) == (Event.DELETION, 106, 6)
 
 
 def test_an_active_vbucket_keeps_what_is_newer(node: InMemoryNode, sink: EngineTapSink) -> None:
-    sink.store(change(ACTIVE, 5))
+    sink.store(change(ACTIVE, 5), PEER)
     high = node.bucket.vbucket(ACTIVE).high_seqno
-    sink.store(change(ACTIVE, 5))  # its own change, come round
-    sink.store(change(ACTIVE, 4, b"older"))
-    sink.store(change(ACTIVE, 4, b"", Event.DELETION))
+    sink.store(change(ACTIVE, 5), PEER)  # its own change, come round
+    sink.store(change(ACTIVE, 4, b"older"), PEER)
+    sink.store(change(ACTIVE, 4, b"", Event.DELETION), PEER)
     assert node.bucket.vbucket(ACTIVE).high_seqno == high
     assert node.bucket.vbucket(ACTIVE).get(b"k").value == b"v"
 
 
 @pytest.mark.parametrize("vbucket", [REPLICA, PENDING])
 def test_a_copy_takes_what_it_is_told(node: InMemoryNode, sink: EngineTapSink, vbucket: int) -> None:
-    sink.store(change(vbucket, 5))
-    sink.store(change(vbucket, 4, b"older"))
+    sink.store(change(vbucket, 5), PEER)
+    sink.store(change(vbucket, 4, b"older"), PEER)
     item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.value, item.rev_seqno) == (b"older", 4)
@@ -78,8 +83,8 @@ def test_a_copy_takes_what_it_is_told(node: InMemoryNode, sink: EngineTapSink, v
 
 @pytest.mark.parametrize("vbucket", [ACTIVE, REPLICA])
 def test_a_peer_that_tells_no_revision_wins(node: InMemoryNode, sink: EngineTapSink, vbucket: int) -> None:
-    sink.store(change(vbucket, 5))
-    sink.store(change(vbucket, rev_seqno=0, cas=0, value=b"plain"))
+    sink.store(change(vbucket, 5), PEER)
+    sink.store(change(vbucket, rev_seqno=0, cas=0, value=b"plain"), PEER)
     item = node.bucket.vbucket(vbucket).table.find(b"k")
     assert item is not None
     assert (item.value, item.rev_seqno) == (b"plain", 6)
@@ -91,13 +96,13 @@ def test_a_locked_key_is_tried_again_later(node: InMemoryNode, sink: EngineTapSi
     vbucket.set(b"k", b"v")
     vbucket.get_and_lock(b"k")
     with pytest.raises(TemporaryFailure):
-        sink.store(change(ACTIVE, 50))
+        sink.store(change(ACTIVE, 50), PEER)
 
 
 @pytest.mark.parametrize("vbucket", [DEAD, 40])
 def test_a_dead_or_missing_copy_takes_nothing(sink: EngineTapSink, vbucket: int) -> None:
     with pytest.raises(NotMyVbucket):
-        sink.store(change(vbucket))
+        sink.store(change(vbucket), PEER)
 
 
 def test_a_dead_copy_keeps_what_its_successor_may_not_have(node: InMemoryNode) -> None:
@@ -105,7 +110,7 @@ def test_a_dead_copy_keeps_what_its_successor_may_not_have(node: InMemoryNode) -
     node.write(20, b"k")
     node.bucket.vbucket(20).set_state(VbucketState.DEAD)
     begin = tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=20, tap_flags=TapFlag.ACK)
-    flush = tap.Flush(private=bytes(7) + b"1", tap_flags=TapFlag.ACK)
+    flush = tap.Flush(private=marked(1), tap_flags=TapFlag.ACK)
     answers = node.connect().send(begin, flush)
     assert brief(answers) == ["not_my_vbucket", "success"]
     assert node.bucket.vbucket(20).table.find(b"k") is not None
@@ -113,12 +118,12 @@ def test_a_dead_copy_keeps_what_its_successor_may_not_have(node: InMemoryNode) -
 
 def test_starting_over_empties_copies_only(node: InMemoryNode, sink: EngineTapSink) -> None:
     for vbucket in (ACTIVE, REPLICA, PENDING):
-        sink.store(change(vbucket))
-        sink.start_over(vbucket)
+        sink.store(change(vbucket), PEER)
+        sink.start_over(vbucket, PEER)
     found = [node.bucket.vbucket(vbucket).table.find(b"k") is not None for vbucket in (ACTIVE, REPLICA, PENDING)]
     assert found == [True, False, False]
     with pytest.raises(NotMyVbucket):
-        sink.start_over(40)
+        sink.start_over(40, PEER)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +133,8 @@ def test_a_flush_empties_what_is_named_or_everything(
     node: InMemoryNode, sink: EngineTapSink, flushed: frozenset[int], left: list[int]
 ) -> None:
     for vbucket in (ACTIVE, REPLICA, PENDING):
-        sink.store(change(vbucket))
-    sink.flush(flushed, 254, 0)
+        sink.store(change(vbucket), PEER)
+    sink.flush(flushed, 254, 0, PEER)
     assert [v.number for v in node.bucket if v.table.find(b"k") is not None] == left
 
 
@@ -138,15 +143,15 @@ def test_a_copy_whose_first_news_is_a_flush_can_be_dumped() -> None:
     node.bucket.create_vbucket(REPLICA, VbucketState.REPLICA)
     named = tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=REPLICA)
     stored = tap.Mutation(vbucket=REPLICA, key=b"k", value=b"v")
-    node.connect().send(named, tap.Flush(private=bytes(7) + b"1"), stored)
+    node.connect().send(named, tap.Flush(private=marked(1)), stored)
     dump = TapPeer(node, connect(b"client", DUMP | LIST, vbuckets=(REPLICA,)))
     assert keys(dump.run()) == ["k"]
 
 
 def test_a_state_makes_the_vbucket_if_need_be(node: InMemoryNode, sink: EngineTapSink) -> None:
-    sink.set_state(9, VbucketState.PENDING)
+    sink.set_state(9, VbucketState.PENDING, PEER)
     assert node.bucket.vbucket(9).state is VbucketState.PENDING
-    sink.set_state(9, VbucketState.ACTIVE)
+    sink.set_state(9, VbucketState.ACTIVE, PEER)
     assert node.bucket.vbucket(9).state is VbucketState.ACTIVE
 
 
@@ -155,11 +160,11 @@ def test_an_active_vbucket_does_not_become_a_copy_for_a_peer(
     node: InMemoryNode, sink: EngineTapSink, state: VbucketState, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(KeyExists, match="active here"):
-        sink.set_state(ACTIVE, state)
+        sink.set_state(ACTIVE, state, PEER)
     assert node.bucket.vbucket(ACTIVE).state is VbucketState.ACTIVE
     assert "stays active" in caplog.text
-    sink.set_state(REPLICA, state)
-    sink.set_state(ACTIVE, VbucketState.DEAD)
+    sink.set_state(REPLICA, state, PEER)
+    sink.set_state(ACTIVE, VbucketState.DEAD, PEER)
 
 
 def test_a_flush_of_nothing_is_no_event_and_the_hops_of_others_are_counted(
@@ -167,21 +172,21 @@ def test_a_flush_of_nothing_is_no_event_and_the_hops_of_others_are_counted(
 ) -> None:
     vbucket = node.bucket.vbucket(ACTIVE)
     uuid = vbucket.failover_log.newest
-    sink.flush(frozenset(), 3, 0)
+    sink.flush(frozenset(), 3, 0, PEER)
     assert vbucket.failover_log.newest == uuid
-    sink.store(change(ACTIVE))
-    sink.flush(frozenset(), 3, 0)
+    sink.store(change(ACTIVE), PEER)
+    sink.flush(frozenset(), 3, 0, PEER)
     assert (vbucket.failover_log.newest == uuid, vbucket.high_seqno, vbucket.flush_ttl) == (False, 0, 3)
 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_the_same_flush_is_done_once(node: InMemoryNode, sink: EngineTapSink, held: bool) -> None:
     if held:
-        sink.store(change(ACTIVE))
-    sink.flush(frozenset(), 3, 77)
+        sink.store(change(ACTIVE), PEER)
+    sink.flush(frozenset(), 3, 77, PEER)
     assert node.bucket.vbucket(ACTIVE).high_seqno == 0
-    sink.store(change(ACTIVE))
-    sink.flush(frozenset(), 2, 77)
+    sink.store(change(ACTIVE), PEER)
+    sink.flush(frozenset(), 2, 77, PEER)
     assert node.bucket.vbucket(ACTIVE).high_seqno == 1
-    sink.flush(frozenset(), 2, 78)
+    sink.flush(frozenset(), 2, 78, PEER)
     assert node.bucket.vbucket(ACTIVE).high_seqno == 0

@@ -107,21 +107,35 @@ def test_what_a_dump_leaves_out_is_one_line(node: InMemoryNode, caplog: pytest.L
     assert line.endswith(", 20 and 9 more are not sent: no data on this node")
 
 
-@pytest.mark.parametrize("request_", [connect(b"n", TAKEOVER), connect(b"", REGISTERED)])
-def test_what_makes_no_sense_is_refused_and_closed(node: InMemoryNode, request_: tap.Connect) -> None:
-    peer = node.connect()
-    (answer,) = peer.send(request_)
-    assert isinstance(answer, AnyResponse)
-    assert answer.status is Status.EINVAL
-    assert answer.text
-    assert peer.closed
+def test_a_client_that_registers_without_a_name_is_known_by_a_generated_one(node: InMemoryNode) -> None:
+    peer = TapPeer(node, connect(b"", REGISTERED | ACK))
+    peer.run()
+    peer.leave()
+    node.pass_by(1000)
+    node.write(1, b"meanwhile")
+    again = TapPeer(node, connect(b"anon_1", REGISTERED | ACK))
+    assert keys(again.run()) == ["meanwhile"]
+    (answer,) = node.connect().send(memcached.DeregisterTapClient(name=b"anon_1"))
+    assert isinstance(answer, Response)
+    assert answer.status is Status.SUCCESS
+
+
+def test_a_takeover_without_a_name_is_continued_by_no_other_connection(node: InMemoryNode) -> None:
+    node.write(1, b"a")
+    request = connect(b"", TAKEOVER | LIST, vbuckets=(1,))
+    unread = TapPeer(node, request)
+    node.settle()
+    unread.leave()
+    assert node.bucket.vbucket(1).state is VbucketState.DEAD
+    for again in (request, connect(b"anon_1", TAKEOVER | LIST, vbuckets=(1,))):
+        assert brief(TapPeer(node, again).run()) == ["not_my_vbucket"]
 
 
 def test_extras_may_be_left_out(node: InMemoryNode) -> None:
     plain = tap.Connect(name=b"n").encode()
     without = plain[:4] + b"\0" + plain[5:8] + (1).to_bytes(4, "big") + plain[12:24] + b"n"
     peer = node.connect()
-    assert peer.send(without) == []
+    assert brief(peer.send(without)) == ["#initial_vbucket_stream", "#close_backfill"]
     node.write(1, b"a")
     node.settle()
     assert brief(peer.take()) == ["a=v"]

@@ -21,7 +21,7 @@ def enter(
 def test_a_client_that_comes_back_in_time_has_its_place() -> None:
     clients = TapClients(keep_alive_s=10)
     client = enter(clients)
-    clients.left(client, PLACE, 100, done=False)
+    clients.left(client, lambda: PLACE, 100, done=False)
     assert not client.connected
     again = enter(clients, now=109)
     assert (again is client, again.positions, again.reconnects, again.connected) == (True, PLACE, 1, True)
@@ -30,7 +30,7 @@ def test_a_client_that_comes_back_in_time_has_its_place() -> None:
 def test_a_client_that_stays_away_is_forgotten_and_a_registered_one_is_not() -> None:
     clients = TapClients(keep_alive_s=10)
     for name, registered in (("short", False), ("long", True)):
-        clients.left(enter(clients, name, registered=registered), PLACE, 100, done=False)
+        clients.left(enter(clients, name, registered=registered), lambda: PLACE, 100, done=False)
     clients.expire(110)
     assert [client.name for client in clients] == ["long"]
     assert enter(clients, "short", 111).positions == {}
@@ -42,13 +42,13 @@ def test_a_client_that_stays_away_is_forgotten_and_a_registered_one_is_not() -> 
 
 def test_a_client_that_has_received_everything_starts_over() -> None:
     clients = TapClients(keep_alive_s=10)
-    clients.left(enter(clients), PLACE, 100, done=True)
+    clients.left(enter(clients), lambda: PLACE, 100, done=True)
     assert len(clients) == 0
 
 
 def test_without_keep_alive_nothing_is_remembered() -> None:
     clients = TapClients(keep_alive_s=0)
-    clients.left(enter(clients), PLACE, 100, done=False)
+    clients.left(enter(clients), lambda: PLACE, 100, done=False)
     assert len(clients) == 0
 
 
@@ -57,7 +57,7 @@ def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     clients = TapClients(keep_alive_s=1000)
     enter(clients, "registered", registered=True)
     for place, name in enumerate(("a", "b")):
-        clients.left(enter(clients, name), PLACE, place, done=False)
+        clients.left(enter(clients, name), lambda: PLACE, place, done=False)
     enter(clients, "c", 10)
     assert {client.name for client in clients} == {"registered", "b", "c"}
     enter(clients, "d", 10, registered=True)

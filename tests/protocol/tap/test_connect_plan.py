@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.tap_peer import ACK, BACKFILL, BYTE_ORDER, DUMP, FUTURE, KEYS_ONLY, LIST, REGISTERED, TAKEOVER
-from tests.support.tap_peer import connect as request
+from tests.support.tap_peer import connect_with as request
 from upriver.errors import InvalidArguments
 from upriver.protocol.tap.connect_plan import plan_of
 from upriver.wire import tap
@@ -16,7 +16,7 @@ NOW = 1_700_000_000.0
 @pytest.mark.parametrize(
     ("flags", "date", "since", "future_only"),
     [
-        (0, 0, int(NOW) + 1, True),
+        (0, 0, 0, False),
         (BACKFILL, 0, 0, False),
         (BACKFILL, 5, 5, False),
         (BACKFILL, int(NOW), int(NOW), False),
@@ -52,15 +52,11 @@ def test_an_empty_list_means_all() -> None:
     assert plan_of(request(b"n", LIST, vbuckets=(3, 1)), NOW).vbuckets == (3, 1)
 
 
-@pytest.mark.parametrize(
-    ("connect", "why"),
-    [
-        (request(b"n", TAKEOVER), "needs a list"),
-        (request(b"n", TAKEOVER | LIST | KEYS_ONLY), "lost"),
-        (request(b"", REGISTERED | ACK), "name"),
-        (tap.Connect(name=b"n", flags=ConnectFlag(0x200)), "0x200"),
-    ],
-)
-def test_contradictions_are_refused(connect: tap.Connect, why: str) -> None:
-    with pytest.raises(InvalidArguments, match=why):
-        plan_of(connect, NOW)
+def test_a_takeover_is_of_everything_and_with_values() -> None:
+    plan = plan_of(request(b"", TAKEOVER | KEYS_ONLY | REGISTERED | ACK), NOW)
+    assert (plan.vbuckets, plan.keys_only, plan.tap_flags, plan.registered) == (None, False, 0, True)
+
+
+def test_an_unknown_flag_is_refused() -> None:
+    with pytest.raises(InvalidArguments, match="0x200"):
+        plan_of(tap.Connect(name=b"n", flags=ConnectFlag(0x200)), NOW)

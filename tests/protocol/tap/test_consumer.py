@@ -7,7 +7,8 @@ import pytest
 from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket
 from upriver.model import Event, VbucketState
 from upriver.protocol.tap.consumer import ReceivedChange, TapConsumer
-from upriver.wire import Request, memcached, tap
+from upriver.protocol.tap.flush_mark import marked
+from upriver.wire import Request, Response, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import Control, TapFlag
 
@@ -21,20 +22,20 @@ class Recorder:
         #: The vbuckets that do not become copies.
         self.active: set[int] = set()
 
-    def store(self, change: ReceivedChange) -> None:
+    def store(self, change: ReceivedChange, peer: object) -> None:
         if self.refuse:
             raise NotMyVbucket(vbucket=change.vbucket)
         self.calls.append(change)
 
-    def start_over(self, vbucket: int) -> None:
+    def start_over(self, vbucket: int, peer: object) -> None:
         if self.refuse:
             raise NotMyVbucket(vbucket=vbucket)
         self.calls.append(("start over", vbucket))
 
-    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
+    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
         self.calls.append(("flush", vbuckets, ttl, mark))
 
-    def set_state(self, vbucket: int, state: VbucketState) -> None:
+    def set_state(self, vbucket: int, state: VbucketState, peer: object) -> None:
         if self.refuse:
             raise NotMyVbucket(vbucket=vbucket)
         if vbucket in self.active:
@@ -160,7 +161,7 @@ def test_states_and_checkpoints(consumer: TapConsumer, sink: Recorder) -> None:
 def test_a_flush_means_what_came_over_the_connection(consumer: TapConsumer, sink: Recorder) -> None:
     consumer.receive(tap.Flush())
     consumer.receive(tap.Mutation(vbucket=3, key=b"k"))
-    consumer.receive(tap.Flush(ttl=7, private=bytes([0] * 7 + [9])))
+    consumer.receive(tap.Flush(ttl=7, private=marked(9)))
     assert [sink.calls[0], sink.calls[2]] == [("flush", frozenset(), 254, 0), ("flush", {3}, 6, 9)]
 
 
@@ -207,10 +208,20 @@ def test_what_has_become_a_copy_after_all_takes_what_comes(consumer: TapConsumer
     assert [getattr(call, "key", call) for call in sink.calls] == [(VbucketState.PENDING, 3), b"k"]
 
 
+@pytest.mark.parametrize("unknown", [None, Control(77)])
+def test_an_unknown_control_is_ignored_and_told_once(sink: Recorder, unknown: Control | None) -> None:
+    told: list[str] = []
+    consumer = TapConsumer(sink, 0.0, told.append)
+    for _ in range(2):
+        answer = consumer.receive(tap.Opaque(control=unknown, tap_flags=TapFlag.ACK, vbucket=1023))
+        assert isinstance(answer, Response)
+        assert answer.status is Status.SUCCESS
+    assert (len(told), sink.calls, consumer.fed) == (1, [], set())
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (tap.Opaque(control=Control(77)), "77"),
         (tap.SetVbucket(state=memcached.VbucketState(9)), "9"),
         (tap.Mutation(key=b"k", tap_flags=TapFlag.NO_VALUE), "value"),
     ],

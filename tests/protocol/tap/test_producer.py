@@ -251,7 +251,7 @@ def test_a_flush_that_is_refused_is_told_again(refusal: Status) -> None:
     peer.run()
     assert peer.closed
     again = TapPeer(node, connect(b"client", ACK | LIST, vbuckets=(1, 2))).run()
-    assert brief(again)[1:] == ["#initial_vbucket_stream", "c=v"]
+    assert brief(again)[1:] == ["#initial_vbucket_stream", "c=v", "#close_backfill"]
 
 
 def test_not_my_vbucket_to_what_belongs_to_none_is_a_log_line() -> None:
@@ -361,17 +361,24 @@ def test_what_came_in_two_checkpoints_while_answers_were_awaited_comes_as_a_whol
 # Noops
 
 
-def test_an_idle_client_gets_noops_and_one_that_acknowledges_must_answer() -> None:
+def test_an_idle_client_need_not_answer_noops_but_must_acknowledge() -> None:
     node, peer = node_with_peer(b"a", settings=TapSettings(noop_interval_s=50))
     peer.run()
-    for _ in range(3):
+    peer.judge = lambda m: None if isinstance(m, memcached.Noop) else Status.SUCCESS
+    for _ in range(5):
         node.pass_by(51)
         assert [type(message) for message in peer.run()] == [memcached.Noop]
+    node.pass_by(40)
     peer.judge = lambda _: None
-    node.pass_by(101)
+    node.write(1, b"b")
+    assert keys(peer.run()) == ["b"]
+    node.pass_by(10)  # the next noop is due, but the client has had no time to acknowledge
+    peer.run()
+    assert not peer.closed
+    node.pass_by(51)
     peer.run()
     assert peer.closed
-    assert peer.peer.close_reason.startswith("the peer did not answer a noop")
+    assert peer.peer.close_reason.startswith("the peer acknowledged nothing for 50 s")
 
 
 def test_a_client_without_acknowledgements_need_not_answer_noops() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from upriver.errors import WireError
-from upriver.wire import Message, tap
+from upriver.wire import Message, Request, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.memcached import VbucketState
 
@@ -27,10 +27,10 @@ WITH_PRIVATE = {
     tap.Mutation: (16, 24, 25),
     tap.Delete: (8, 16),
     tap.Flush: (8,),
-    tap.Opaque: (12,),
+    tap.Opaque: (8, 12),
     tap.SetVbucket: (12,),
-    tap.CheckpointStart: (16,),
-    tap.CheckpointEnd: (16,),
+    tap.CheckpointStart: (8, 16),
+    tap.CheckpointEnd: (8, 16),
     tap.NamedCheckpointStart: (16, 24),
     tap.NamedCheckpointEnd: (16, 24),
 }
@@ -158,15 +158,32 @@ def test_a_revision_is_needed_before_what_follows_it() -> None:
         tap.Mutation(key=b"k", nru=2).encode()
 
 
-@pytest.mark.parametrize("length", [1, 7, 10, 65535])
-def test_an_engine_private_part_of_another_length_is_refused(length: int) -> None:
-    packet = bytearray(tap.Mutation(key=b"k", value=b"v" * 20).encode())
-    packet[24:26] = length.to_bytes(2, "big")
-    with pytest.raises(WireError) as caught:
-        tap.tap.decode(packet)
-    assert caught.value.offset == 4
-    assert caught.value.expected == "extras and engine-private part of 16 or 24 or 25 bytes in mutation"
-    assert caught.value.found == str(16 + length)
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 10, 16, 300])
+@pytest.mark.parametrize(
+    "message",
+    [
+        tap.Mutation(key=b"k", value=b"v", flags=7),
+        tap.Delete(key=b"k"),
+        tap.Flush(),
+        tap.Opaque(),
+        tap.CheckpointStart(),
+        tap.CheckpointEnd(),
+        tap.NamedCheckpointStart(checkpoint=5),
+    ],
+    ids=lambda message: message.title(),
+)
+def test_an_engine_private_part_of_any_length_is_skipped(message: Request, length: int) -> None:
+    plain = message.encode()
+    end = 24 + plain[4]
+    packet = plain[:8] + (len(plain) - 24 + length).to_bytes(4, "big") + plain[12:24]
+    packet += length.to_bytes(2, "big") + plain[26:end] + b"\x7f" * length + plain[end:]
+    found = tap.tap.decode(packet)
+    assert type(found) is type(message)
+    for name in ("key", "value", "flags", "name"):
+        assert getattr(found, name, None) == getattr(message, name, None)
+    spans = list(type(found).body_spans(packet))
+    assert [span.first for span in spans[1:]] == [span.last + 1 for span in spans[:-1]]
+    assert spans[-1].last == len(packet) - 1
 
 
 def test_an_engine_private_part_beyond_the_body_is_refused() -> None:

@@ -169,7 +169,7 @@ class TapFeed:
             self._owner.failed(StreamRefused(vbucket, f"{self.endpoint} refuses the TAP stream: {error}"))
 
     def _control(self, message: tap.Opaque) -> None:
-        if message.control is Control.INITIAL_VBUCKET_STREAM and message.vbucket in self.carried:
+        if message.control is Control.INITIAL_VBUCKET_STREAM and message.vbucket in self.carried and not message.cas:
             self._start_over(message.vbucket)
         elif message.control is Control.CLOSE_BACKFILL:
             self._backfilled.add(message.vbucket)

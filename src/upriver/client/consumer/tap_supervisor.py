@@ -36,7 +36,7 @@ from upriver.errors import (
 )
 from upriver.model import FailoverLog
 from upriver.wire import memcached, tap
-from upriver.wire.dialects.tap import ConnectFlag
+from upriver.wire.dialects.tap import FUTURE, ConnectFlag
 
 #: TAP does not say that a vbucket has moved, so the supervisor asks at this interval.
 _CHECK_INTERVAL_S: Final = 1.0
@@ -212,14 +212,13 @@ class TapSupervisor(StreamSupervisor):
 
     def _connect(self, vbuckets: list[int], *, future: bool) -> tap.Connect:
         settings = self._settings
-        flags = ConnectFlag.SUPPORT_ACK | ConnectFlag.LIST_VBUCKETS | ConnectFlag.FIX_FLAG_BYTEORDER
-        if not future:
-            flags |= ConnectFlag.BACKFILL
+        flags = ConnectFlag.BACKFILL | ConnectFlag.SUPPORT_ACK | ConnectFlag.LIST_VBUCKETS
+        flags |= ConnectFlag.FIX_FLAG_BYTEORDER
         if settings.end == "latest":
             flags |= ConnectFlag.DUMP
         if settings.keys_only:
             flags |= ConnectFlag.REQUEST_KEYS_ONLY
         if settings.is_named:
             flags |= ConnectFlag.REGISTERED_CLIENT
-        date = None if future else 0
+        date = FUTURE if future else 0
         return tap.Connect(flags=flags, name=self._name.encode()[:200], backfill_date=date, vbuckets=tuple(vbuckets))

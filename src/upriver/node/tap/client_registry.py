@@ -12,7 +12,9 @@ that it is connected.
 The files do not belong in a backup: after a restore, clients have moved on without it.
 """
 
+import base64
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +27,7 @@ from upriver.errors import StorageError, UpriverError
 from upriver.files import UNFINISHED, remove, storage_errors, write_atomically
 from upriver.model import Snapshot, StreamPosition
 from upriver.node.state import Scheduler
-from upriver.protocol.tap import LOST, NEVER, TapClient, TapPlan, TapPosition
+from upriver.protocol.tap import LOST, NEVER, PositionTable, TapClient, TapPlan, TapPosition
 
 #: Called when a write is on disk, or with the error.
 Done = Callable[[StorageError | None], object]
@@ -125,7 +127,8 @@ class RegistryWriter:
 
     def keep(self, client: TapClient, done: Done) -> None:
         """Store the client's state; call back when it is on disk, unless a newer write replaces this one."""
-        known = dataclasses.replace(client, positions=dict(client.positions))
+        client.settle()
+        known = dataclasses.replace(client)
         self._ask(client.name, _DiskWrite(partial(self._registry.keep, known), done))
 
     def drop(self, name: str, done: Done) -> None:
@@ -170,19 +173,17 @@ def _stored(client: TapClient) -> dict[str, Any]:
         "plan": None if client.plan is None else dataclasses.asdict(client.plan),
         "connected": client.connected,
         "done": client.done,
-        "places": {number: _numbers_of(each) for number, each in client.positions.items()},
+        "positions": base64.b64encode(client.positions.packed).decode(),
         "elsewhere": None if client.elsewhere is None else _numbers_of(client.elsewhere),
     }
 
 
 def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
     plan, done = _plan(stored["plan"]), bool(stored.get("done", False))
-    positions = {int(number): _position(each, plan, done=done) for number, each in stored["places"].items()}
+    table = _table(stored, plan, done=done)
     elsewhere = stored.get("elsewhere", [0, 0, 0] if plan.vbuckets is None else None)
     if stored["connected"]:
-        positions |= dict.fromkeys(
-            plan.vbuckets or vbuckets, dataclasses.replace(TapPosition.first(plan), position=LOST)
-        )
+        table = table.with_positions(_lost(plan.vbuckets or tuple(vbuckets), TapPosition.first(plan)))
     return TapClient(
         str(stored["name"]),
         float(stored["created"]),
@@ -192,9 +193,25 @@ def _client(stored: dict[str, Any], vbuckets: Iterable[int]) -> TapClient:
         reconnects=int(stored["reconnects"]),
         done=done,
         left_at=float(stored["left_at"] or stored["created"]),
-        positions=positions,
+        table=table,
         elsewhere=None if elsewhere is None else _position(elsewhere, plan, done=done),
     )
+
+
+def _table(stored: dict[str, Any], plan: TapPlan, *, done: bool) -> PositionTable:
+    """Read the positions. Older files have a list of numbers for each vbucket."""
+    if "places" in stored:
+        found = {int(number): _position(each, plan, done=done) for number, each in stored["places"].items()}
+        return PositionTable.of(found)
+    table = PositionTable(base64.b64decode(stored["positions"], validate=True))
+    table.check()
+    return table
+
+
+@functools.lru_cache(maxsize=16)
+def _lost(vbuckets: tuple[int, ...], first: TapPosition) -> dict[int, TapPosition]:
+    """Positions that no history continues from. Most clients ask for the same vbuckets."""
+    return dict.fromkeys(vbuckets, dataclasses.replace(first, position=LOST))
 
 
 def _plan(stored: dict[str, Any]) -> TapPlan:

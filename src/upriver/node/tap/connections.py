@@ -1,11 +1,11 @@
 """The two kinds of TAP connections: a client that asked for a stream, and a peer that sends TAP messages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from upriver.node.session import Session
 from upriver.node.streams.streaming_session import StreamingSession
-from upriver.protocol.tap import TapClient, TapConsumer, TapProducer
+from upriver.protocol.tap import TapClient, TapProducer
 from upriver.wire import Message
 
 if TYPE_CHECKING:
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 class TapConnection(StreamingSession):
     """A session over which a client receives its TAP stream."""
 
-    def __init__(self, service: "TapService", session: Session, client: TapClient, successor: str = "") -> None:
+    def __init__(
+        self,
+        service: "TapService",
+        session: Session,
+        client: TapClient,
+        successor: str = "",
+        checkpoints: Mapping[int, int] | None = None,
+    ) -> None:
         super().__init__(service.node, session)
         self.service = service
         self.client = client
@@ -24,6 +31,8 @@ class TapConnection(StreamingSession):
         assert client.plan is not None
         self.plan = client.plan
         self.created = self.node.clock()
+        #: Takes the control messages that the client may send.
+        self.consumer = service.consumer(session)
         self.producer = TapProducer(
             service.source,
             f"tap:{client.name}",
@@ -33,9 +42,11 @@ class TapConnection(StreamingSession):
             successor=successor,
             positions=client.positions,
             elsewhere=client.elsewhere,
+            checkpoints=checkpoints,
             on_ready=self.wake,
             warn=lambda text: session.log.warning("TAP client %s: %s", client.name, text),
         )
+        self._begins = False
         self.call_at(self.producer.deadline)
         self.wake()
 
@@ -63,17 +74,27 @@ class TapConnection(StreamingSession):
         """Return the next messages. After the last, close the connection once the transport has sent all of them."""
         if self.session.closing or self.held:
             return b""
-        out = self.producer.produce()
+        out = self.producer.produce(begin=False)
         if self.producer.done and not out:
             self.service.close(self.session, "everything is sent")
-        elif self.producer.done or (self.producer.beginning and not out):
+        elif self.producer.done:
             self.wake()
+        if self.producer.may_begin and not self._begins:
+            self._begins = True
+            self.service.turns.add(self._begin_some)
         return out
+
+    def _begin_some(self) -> None:
+        """Begin more streams, in this connection's turn."""
+        self._begins = False
+        if not (self.lost or self.session.closing):
+            self.producer.begin_some()
+            self.flush()
 
     @property
     def has_output(self) -> bool:
         """Whether there may be something to send."""
-        return self.producer.has_output and not self.held
+        return self.producer.can_send and not self.held
 
     @property
     def stream_count(self) -> int:
@@ -107,7 +128,7 @@ class TapReceiver(StreamingSession):
     def __init__(self, service: "TapService", session: Session) -> None:
         super().__init__(service.node, session)
         self.service = service
-        self.consumer = TapConsumer(service.sink, self.node.clock())
+        self.consumer = service.consumer(session)
 
     def receive(self, message: Message) -> bool:
         """Close the connection: a response answers nothing that the node asked for."""
@@ -129,4 +150,5 @@ class TapReceiver(StreamingSession):
     def lose(self) -> None:
         """Forget the connection, which is closed."""
         super().lose()
+        self.service.sink.forget(self.consumer)
         self.service.receivers.discard(self)

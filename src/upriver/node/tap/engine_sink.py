@@ -3,9 +3,13 @@
 A replica or pending copy takes every change, because its peer writes the history. An active vbucket has writers of its
 own: there the newer version wins, by the rules for all changes with a revision. A change that loses is acknowledged and
 dropped, because its sender must not try again and will receive our version.
+
+A pending copy waits for the rest of its takeover. Over TAP that is the connection that last made it pending; from
+others it accepts nothing. A copy that a stream with seqnos made pending waits for a branch of its source, which TAP
+cannot continue, so TAP cannot take it over.
 """
 
-from upriver.engine import Vbucket
+from upriver.engine import Vbucket, new_uuid
 from upriver.errors import KeyExists, Locked, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.node.state import NodeState
@@ -17,15 +21,21 @@ from upriver.wire.dialects.tap import Control
 class EngineTapSink:
     """A node's bucket, as the sink of its TAP peers."""
 
-    __slots__ = ("_node", "_online_update")
+    __slots__ = ("_node", "_online_update", "_takeovers")
 
     def __init__(self, node: NodeState, online_update: OnlineUpdate) -> None:
         self._node = node
         self._online_update = online_update
+        #: The connection that each pending vbucket waits for.
+        self._takeovers: dict[int, object] = {}
 
-    def store(self, change: ReceivedChange) -> None:
+    def forget(self, peer: object) -> None:
+        """A connection is closed. Another one may continue its takeovers: it makes the vbuckets pending again."""
+        self._takeovers = {number: taker for number, taker in self._takeovers.items() if taker is not peer}
+
+    def store(self, change: ReceivedChange, peer: object) -> None:
         """Store a change."""
-        vbucket = self._not_dead(change.vbucket)
+        vbucket = self._writable(change.vbucket, peer)
         if vbucket.state is VbucketState.ACTIVE:
             self._merge(vbucket, change)
         else:
@@ -41,12 +51,21 @@ class EngineTapSink:
                 ttl=change.ttl,
             )
 
-    def _not_dead(self, number: int) -> Vbucket:
-        """The vbucket, unless it is dead. A dead one keeps its data: its successor may not have all of it yet."""
+    def _writable(self, number: int, peer: object) -> Vbucket:
+        """The vbucket, if the peer may write it. A dead one keeps its data, because its successor may not have all of
+        it yet."""
         vbucket = self._node.bucket.vbucket(number)
         if vbucket.state is VbucketState.DEAD:
             raise NotMyVbucket("the vbucket is dead", vbucket=number)
+        if self._awaits_another(vbucket, peer):
+            raise NotMyVbucket("a pending copy accepts data only from its takeover", vbucket=number)
         return vbucket
+
+    def _awaits_another(self, vbucket: Vbucket, peer: object) -> bool:
+        """Whether the vbucket is pending, and not for this peer."""
+        if vbucket.state is not VbucketState.PENDING:
+            return False
+        return not vbucket.assigns_seqnos or self._takeovers.get(vbucket.number) is not peer
 
     @staticmethod
     def _merge(vbucket: Vbucket, change: ReceivedChange) -> None:
@@ -72,29 +91,29 @@ class EngineTapSink:
         except KeyExists:
             pass  # ours wins
 
-    def start_over(self, vbucket: int) -> None:
+    def start_over(self, vbucket: int, peer: object) -> None:
         """Drop a copy's data: all of the vbucket comes again."""
-        found = self._not_dead(vbucket)
+        found = self._writable(vbucket, peer)
         if found.state is not VbucketState.ACTIVE and found.high_seqno:
             found.start_over()
 
-    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
-        """Flush these vbuckets, or all if none is given.
+    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
+        """Flush these vbuckets, or all if none is given, as far as the peer may write them.
 
-        A vbucket that has seen this flush before is left alone, so that a flush in a ring of nodes ends where it began
-        and spares later writes. A flush without a mark, which cannot be recognised, ends where a vbucket is empty.
+        It is one flush in all of them, and passed on as one. A vbucket that has seen it before is left alone, so that a
+        flush in a ring of nodes ends where it began and spares later writes. A flush without a mark cannot be
+        recognised; it ends where nothing is left to flush.
         """
-        for vbucket in self._node.bucket:
-            if vbuckets and vbucket.number not in vbuckets:
-                continue
-            if mark in vbucket.flush_marks or not (mark or vbucket.high_seqno):
-                continue
-            if vbucket.state is VbucketState.ACTIVE:
+        found = [v for v in self._node.bucket if not vbuckets or v.number in vbuckets]
+        found = [v for v in found if v.state is not VbucketState.DEAD and not self._awaits_another(v, peer)]
+        if not mark and not any(vbucket.high_seqno for vbucket in found):
+            return
+        mark = mark or new_uuid()
+        for vbucket in found:
+            if mark not in vbucket.flush_marks:
                 vbucket.flush(ttl, mark)
-            elif vbucket.state is not VbucketState.DEAD:
-                vbucket.start_over()
 
-    def set_state(self, vbucket: int, state: VbucketState) -> None:
+    def set_state(self, vbucket: int, state: VbucketState, peer: object) -> None:
         """Change the role of a vbucket, and create it if needed.
 
         An active vbucket has writes that no other copy has, so a peer cannot make it a copy. A peer tries that when it
@@ -103,12 +122,21 @@ class EngineTapSink:
         node = self._node
         found = node.bucket.existing(vbucket)
         if found is None:
-            node.bucket.create_vbucket(vbucket, state)
+            found = node.bucket.create_vbucket(vbucket, state)
         elif found.state is VbucketState.ACTIVE and state in (VbucketState.PENDING, VbucketState.REPLICA):
             node.log.warning("vbucket %d stays active: a TAP peer wanted it to be %s", vbucket, state.value)
             raise KeyExists(f"the vbucket is active here and does not become {state.value} for a peer", vbucket=vbucket)
         else:
+            # A takeover by TAP may be continued, or begin where nothing was received yet.
+            may_claim = found.assigns_seqnos or not found.streamable
+            if self._awaits_another(found, peer) and not (state is VbucketState.PENDING and may_claim):
+                raise NotMyVbucket("a pending copy waits for another takeover", vbucket=vbucket)
             found.set_state(state)
+        if state is VbucketState.PENDING:
+            found.assign_seqnos()
+            self._takeovers[vbucket] = peer
+        else:
+            self._takeovers.pop(vbucket, None)
 
     def online_update(self, control: Control) -> None:
         """Start, stop or revert an online update."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from upriver.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError, StorageError, TemporaryFailure, WireError
+from upriver.model import VbucketState
+from upriver.node.auth.permissions import NOTHING
 from upriver.node.auth.users import Role
 from upriver.node.commands.keyvalue import when_all_durable
 from upriver.node.packet_handlers import PacketHandler
@@ -22,7 +24,8 @@ from upriver.node.tap.client_registry import RegistryWriter, TapRegistry
 from upriver.node.tap.connections import TapConnection, TapReceiver
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.node.tap.online_update import OnlineUpdate
-from upriver.protocol import NAME_BYTES_MAX, checked_name, successor_by_tap
+from upriver.node.tap.turns import TapTurns
+from upriver.protocol import NAME_BYTES_MAX, checked_name, made_up, successor_by_tap
 from upriver.protocol.tap import (
     TapClients,
     TapConsumer,
@@ -60,6 +63,7 @@ class TapService(PacketHandler):
         for client in registry.load(range(len(node.bucket))):
             self.clients.restore(client)
         self.registry = RegistryWriter(registry, node.scheduler)
+        self.turns = TapTurns(node.scheduler)
         self.online_update = OnlineUpdate(node)
         self.sink = EngineTapSink(node, self.online_update)
         self.receivers: set[TapReceiver] = set()
@@ -138,7 +142,7 @@ class TapService(PacketHandler):
             if plan.takeover:  # making vbuckets dead decides which copy is active
                 session.authorize(Role.ADMIN)
             name = self._name(request)
-            successor = successor_by_tap(name)
+            successor = self._successor(name, named=bool(request.name))
             check_takeover(self.source, plan, successor)
             self._replace(session, name)
             known = self.clients.get(name)
@@ -148,7 +152,9 @@ class TapService(PacketHandler):
             session.send(refusal(request, error))
             self.close(session, str(error))
             return
-        session.stream = self._by_name[name] = connection = TapConnection(self, session, client, successor)
+        held = {each.vbucket: each.checkpoint for each in request.checkpoints or ()}
+        connection = TapConnection(self, session, client, successor, held)
+        session.stream = self._by_name[name] = connection
         if connection.held:
             self._note_connected(connection, request, was_registered=was_registered)
 
@@ -163,9 +169,14 @@ class TapService(PacketHandler):
             return next(name for n in self._anonymous if self.clients.get(name := f"anon_{n}") is None)
         name = checked_name(request.name)
         known = self.clients.get(name)
-        if known is not None and known.anonymous:
+        if known is not None and known.anonymous and not known.registered:
             raise KeyExists(f"{name!r} is reserved for a client that connected without a name; choose another name")
         return name
+
+    def _successor(self, name: str, *, named: bool) -> str:
+        """The successor of vbuckets that are handed over to this client. Without a name of its own it cannot come back,
+        so no other connection may continue its takeover."""
+        return successor_by_tap(name if named else made_up(f"{name} at {self.node.clock()}"))
 
     def _note_connected(self, connection: TapConnection, request: tap.Connect, *, was_registered: bool) -> None:
         """Store that a registered client is connected: after a crash, the node cannot know what the client holds."""
@@ -197,8 +208,9 @@ class TapService(PacketHandler):
             self._end(old, b"", f"the TAP client {name!r} has connected again, from {session.peer}")
 
     def _control_from_client(self, session: Session, message: Request) -> None:
-        """Let the receiver of a stream start, stop or revert an online update; refuse all else."""
-        if isinstance(message, tap.Opaque) and message.control in _ONLINE_UPDATE:
+        """Let the receiver of a stream start, stop or revert an online update. Ignore unknown controls, refuse all
+        else."""
+        if isinstance(message, tap.Opaque) and (_is_unknown(message) or message.control in _ONLINE_UPDATE):
             session.run(message, self._consumed)
         else:
             self.close(session, f"{message.title()} from a client that asked for a stream")
@@ -230,13 +242,27 @@ class TapService(PacketHandler):
         self.changes_sent_before += producer.changes_sent
         client.changes_sent, client.messages_sent = producer.changes_sent, producer.messages_sent
         client.bytes_sent = producer.bytes_sent_total
-        done = producer.done or client.anonymous
-        self.clients.left(client, producer.positions, self.node.clock(), elsewhere=producer.elsewhere, done=done)
-        if client.registered:
-            self.registry.keep(client, lambda error: error is None or self._warn_unkept(connection, error))
+        done = producer.done or (client.anonymous and not client.registered)
+        now = self.node.clock()
+        self.clients.left(client, lambda: producer.positions, now, elsewhere=producer.elsewhere, done=done)
+        self.turns.add(lambda: self._settle(connection))
         if self._by_name.get(client.name) is connection:
             del self._by_name[client.name]
         self._expire_later()
+
+    def _settle(self, connection: TapConnection) -> None:
+        """Note where a client was that has left, unless it is back."""
+        client = connection.client
+        if client.connected or self.clients.get(client.name) is not client:
+            return
+        client.settle()
+        if client.registered:
+            self.registry.keep(client, lambda error: error is None or self._warn_unkept(connection, error))
+
+    @property
+    def idle(self) -> bool:
+        """Whether the positions of all clients that have left are noted, on disk if they are registered."""
+        return self.turns.idle and self.registry.idle
 
     @staticmethod
     def _warn_unkept(connection: TapConnection, error: StorageError) -> None:
@@ -249,20 +275,42 @@ class TapService(PacketHandler):
     # Peers that send to the node
 
     def _consumed(self, session: Session, message: Request) -> Answer:
-        session.authorize(_role_for(message))
+        session.authorize(self._role_for(message))
         receiver = session.stream
         if receiver is None:
             receiver = session.stream = TapReceiver(self, session)
             self.receivers.add(receiver)
-        consumer = receiver.consumer if isinstance(receiver, TapReceiver) else TapConsumer(self.sink, self.node.clock())
+        assert isinstance(receiver, TapReceiver | TapConnection)
         try:
-            answer: Response | None = consumer.receive(message)
+            answer: Response | None = receiver.consumer.receive(message)
         except StatusError as error:
             answer = refusal(message, error)
         # Any answer, even a refusal, tells the peer not to repeat what came before.
         if answer is None or (self.online_update.running and not isinstance(message, tap.SetVbucket | tap.Flush)):
             return answer
         return when_all_durable(session, message, answer)
+
+    def consumer(self, session: Session) -> TapConsumer:
+        """The consumer of a session's TAP messages."""
+        return TapConsumer(self.sink, self.node.clock(), lambda text: session.log.warning("TAP: %s", text))
+
+    def _role_for(self, message: Request) -> Role:
+        """Sending changes needs the role write. Changing copies, emptying or handing over vbuckets needs admin, because
+        it decides what the next owner of the vbucket has."""
+        match message:
+            case tap.Mutation() | tap.Delete():
+                vbucket = self.node.bucket.existing(message.vbucket)
+                is_copy = vbucket is not None and vbucket.state is not VbucketState.ACTIVE
+                return Role.ADMIN if is_copy else Role.WRITE
+            case tap.Opaque() if _is_unknown(message):
+                return NOTHING
+            case tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, cas=date):
+                return Role.WRITE if date else Role.ADMIN
+            case tap.Opaque():
+                return Role.ADMIN if message.control in _ONLINE_UPDATE else Role.WRITE
+            case tap.SetVbucket() | tap.Flush():
+                return Role.ADMIN
+        return Role.WRITE
 
     # Time and closing
 
@@ -288,10 +336,5 @@ class TapService(PacketHandler):
         session.closing = True
 
 
-def _role_for(message: Request) -> Role:
-    """Sending changes needs the role write; clearing or handing over vbuckets needs admin."""
-    if isinstance(message, tap.SetVbucket | tap.Flush):
-        return Role.ADMIN
-    if isinstance(message, tap.Opaque) and message.control in (Control.INITIAL_VBUCKET_STREAM, *_ONLINE_UPDATE):
-        return Role.ADMIN
-    return Role.WRITE
+def _is_unknown(message: tap.Opaque) -> bool:
+    return message.control is None or not message.control.known

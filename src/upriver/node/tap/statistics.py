@@ -79,9 +79,9 @@ def _client(service: "TapService", client: TapClient, connection: "TapConnection
 
 
 def _away(service: "TapService", client: TapClient) -> Pairs:
-    named = client.plan is not None and client.plan.vbuckets is not None
-    waiting = 0 if client.done else sum(_waiting(service, *p, named=named) for p in client.positions.items())
-    yield "vb_filter", _vbuckets(client.positions)
+    named, positions = client.plan is not None and client.plan.vbuckets is not None, client.positions
+    waiting = 0 if client.done else sum(_waiting(service, *p, named=named) for p in positions.items())
+    yield "vb_filter", _vbuckets(positions)
     yield "ack_window_full", _said(False)
     yield "total_backlog_size", waiting
     yield "rec_fetched", client.changes_sent

@@ -135,6 +135,9 @@ class SourceVbucket(Protocol):
     def purge_seqno(self) -> int:
         """Tombstones up to here may be purged."""
 
+    def checkpoint_start(self, checkpoint: int) -> int | None:
+        """The seqno after which the checkpoint with this id begins; None if it is not known."""
+
     @property
     def flush_ttl(self) -> int:
         """How many more hops its last flush may be passed on."""

@@ -4,11 +4,13 @@ from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings, plan_of
 from upriver.protocol.tap.consumer import ReceivedChange, TapConsumer
 from upriver.protocol.tap.position import LOST, NEVER, TapPosition
+from upriver.protocol.tap.position_table import PositionTable
 from upriver.protocol.tap.producer import TapProducer, check_takeover
 
 __all__ = [
     "LOST",
     "NEVER",
+    "PositionTable",
     "ReceivedChange",
     "TapClient",
     "TapClients",

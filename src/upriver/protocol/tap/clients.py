@@ -5,13 +5,14 @@ deregistered. Only one position per vbucket is kept, and nothing of what the cli
 history, in memory or on disk. Where the history no longer continues from a position, the client starts over.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from upriver.errors import TemporaryFailure
 from upriver.protocol.tap.connect_plan import TapPlan
 from upriver.protocol.tap.position import TapPosition
+from upriver.protocol.tap.position_table import PositionTable
 
 #: With more names, those that left first are forgotten; more registered clients are refused.
 CLIENTS_MAX: Final = 1000
@@ -36,13 +37,27 @@ class TapClient:
     done: bool = False
     #: When it left; None while it is connected.
     left_at: float | None = None
-    positions: dict[int, TapPosition] = field(default_factory=dict)
+    table: PositionTable = field(default_factory=PositionTable)
+    #: Returns the positions that its last connection has left and that are not in the table yet.
+    unsettled: Callable[[], Mapping[int, TapPosition]] | None = None
     #: Its position in a vbucket that did not exist when it left, if it has ever asked for all vbuckets.
     elsewhere: TapPosition | None = None
     #: What its last connection has sent, once that is closed: changes, all messages, and bytes.
     changes_sent: int = 0
     messages_sent: int = 0
     bytes_sent: int = 0
+
+    @property
+    def positions(self) -> PositionTable:
+        """Its position in each vbucket."""
+        self.settle()
+        return PositionTable(self.table.packed)
+
+    def settle(self) -> None:
+        """Pack what its last connection has left. That takes milliseconds, so it can be done after the client left."""
+        if self.unsettled is not None:
+            self.table = self.table.with_positions(self.unsettled())
+            self.unsettled = None
 
 
 class TapClients:
@@ -90,7 +105,7 @@ class TapClients:
     def left(
         self,
         client: TapClient,
-        positions: dict[int, TapPosition],
+        positions: Callable[[], Mapping[int, TapPosition]],
         now: float,
         *,
         elsewhere: TapPosition | None = None,
@@ -98,7 +113,8 @@ class TapClients:
     ) -> None:
         """A client is gone; ``done`` if it was sent everything that it asked for."""
         client.connected, client.left_at, client.done = False, now, done
-        client.positions |= positions
+        client.settle()
+        client.unsettled = positions
         client.elsewhere = elsewhere
         if self._by_name.get(client.name) is client and not client.registered and (done or not self.keep_alive_s):
             del self._by_name[client.name]

@@ -61,38 +61,27 @@ class TapPlan:
 
 
 def plan_of(request: tap.Connect, now: float) -> TapPlan:
-    """What a connect asks for. Refuse contradictions."""
+    """What a connect asks for. All flags can be combined: one that contradicts a takeover gives way to it."""
     flags = int(request.flags)
     if flags & ~_KNOWN:
         raise InvalidArguments(f"unknown TAP flag 0x{flags & ~_KNOWN:x}")
-    takeover, keys_only = bool(flags & ConnectFlag.TAKEOVER_VBUCKETS), bool(flags & ConnectFlag.REQUEST_KEYS_ONLY)
-    registered = bool(flags & ConnectFlag.REGISTERED_CLIENT)
-    if takeover and request.vbuckets is None:
-        raise InvalidArguments("a takeover needs a list of vbuckets: send an empty list for all")
-    if takeover and not request.name:
-        raise InvalidArguments(
-            "a takeover needs a client name: after a lost connection only that client may complete it"
-        )
-    if takeover and keys_only:
-        raise InvalidArguments("a takeover cannot be keys-only, because the values would be lost")
-    if registered and not request.name:
-        raise InvalidArguments("a registered client needs a name")
-    dump, date = bool(flags & ConnectFlag.DUMP) and not takeover, request.backfill_date
-    if takeover or (date is None and dump):
-        date = 0
-    network_order = NETWORK_BYTE_ORDER if flags & ConnectFlag.FIX_FLAG_BYTEORDER else 0
+    takeover = bool(flags & ConnectFlag.TAKEOVER_VBUCKETS)
+    # Keys-only is a preference: the successor of a vbucket needs its values.
+    keys_only = bool(flags & ConnectFlag.REQUEST_KEYS_ONLY) and not takeover
+    date = request.backfill_date or 0
     # A date in the future means live changes only: no existing change is as new as the next second.
-    since = int(now) + 1 if date is None or date > now else date
+    since = 0 if takeover else min(date, int(now) + 1)
+    network_order = NETWORK_BYTE_ORDER if flags & ConnectFlag.FIX_FLAG_BYTEORDER else 0
     return TapPlan(
         flags=flags,
         vbuckets=tuple(dict.fromkeys(request.vbuckets)) if request.vbuckets else None,
         backfill_date=request.backfill_date,
         acks=bool(flags & ConnectFlag.SUPPORT_ACK),
-        dump=dump,
+        dump=bool(flags & ConnectFlag.DUMP) and not takeover,
         takeover=takeover,
         keys_only=keys_only,
         checkpoints=bool(flags & ConnectFlag.CHECKPOINT),
-        registered=registered,
+        registered=bool(flags & ConnectFlag.REGISTERED_CLIENT),
         since=since,
         future_only=since > now,
         tap_flags=network_order | (NO_VALUE if keys_only else 0),

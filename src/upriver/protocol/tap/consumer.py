@@ -7,16 +7,15 @@ without hops left is refused, so that it does not circle in a ring of nodes fore
 This module decides what a message means; the sink applies it to the store.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import Event, VbucketState
+from upriver.protocol.tap.flush_mark import mark_in
 from upriver.wire import AnyResponse, Request, Response, tap
 from upriver.wire.dialects.tap import Control, TapFlag
-
-#: The size of the engine-specific data of our flushes: a number that identifies one flush.
-FLUSH_MARK_SIZE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +37,22 @@ class ReceivedChange:
 
 
 class TapSink(Protocol):
-    """What a consumer needs of its store. Every method may raise a StatusError."""
+    """What a consumer needs of its store. Every method may raise a StatusError.
 
-    def store(self, change: ReceivedChange) -> None:
+    ``peer`` is the connection that a message came over: a pending copy takes messages only from its takeover.
+    """
+
+    def store(self, change: ReceivedChange, peer: object) -> None:
         """Apply a change."""
 
-    def start_over(self, vbucket: int) -> None:
+    def start_over(self, vbucket: int, peer: object) -> None:
         """The vbucket is sent again from the start: a copy drops what it has."""
 
-    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int) -> None:
+    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
         """Empty these vbuckets, or all if none is named. The flush may be passed on for ``ttl`` more hops. A mark that
-        was seen before belongs to a flush that was applied already."""
+        was seen before belongs to a flush that was applied already; 0 means that the flush has none."""
 
-    def set_state(self, vbucket: int, state: VbucketState) -> None:
+    def set_state(self, vbucket: int, state: VbucketState, peer: object) -> None:
         """Change the role of a vbucket, which may not exist yet."""
 
     def online_update(self, control: Control) -> None:
@@ -60,8 +62,9 @@ class TapSink(Protocol):
 class TapConsumer:
     """One connection on which a node receives TAP messages."""
 
-    def __init__(self, sink: TapSink, now: float) -> None:
+    def __init__(self, sink: TapSink, now: float, warn: Callable[[str], object] = lambda _: None) -> None:
         self.sink = sink
+        self.warn = warn
         self.created = now
         self.messages = 0
         self.changes = 0
@@ -79,6 +82,7 @@ class TapConsumer:
         self.finished = False
         #: The vbuckets that the peer treats as copies and that are active here.
         self._no_copies: set[int] = set()
+        self._warned_of_control = False
 
     def receive(self, message: Request) -> Response | None:
         """Apply a message; return its answer if it asks for one. Raises a StatusError if it fails."""
@@ -135,7 +139,8 @@ class TapConsumer:
                 cas=message.cas,
                 rev_seqno=message.rev_seqno or 0,
                 ttl=message.ttl - 1,
-            )
+            ),
+            self,
         )
         self.changes += 1
 
@@ -144,15 +149,14 @@ class TapConsumer:
         taken = frozenset(self.fed - self._no_copies)
         if self.fed and not taken:
             return
-        mark = int.from_bytes(message.private, "big") if len(message.private) == FLUSH_MARK_SIZE else 0
-        self.sink.flush(taken, message.ttl - 1, mark)
+        self.sink.flush(taken, message.ttl - 1, mark_in(message.private), self)
 
     def _set_state(self, message: tap.SetVbucket) -> None:
         if not message.state.known:
             raise InvalidArguments(f"unknown vbucket state {int(message.state)}", vbucket=message.vbucket)
         self.fed.add(message.vbucket)
         try:
-            self.sink.set_state(message.vbucket, VbucketState[message.state.name])
+            self.sink.set_state(message.vbucket, VbucketState[message.state.name], self)
         except KeyExists:
             # A peer that does not wait for the answer sends its old copy behind it, which must not be merged.
             self._no_copies.add(message.vbucket)
@@ -167,7 +171,8 @@ class TapConsumer:
                 self.peer_sends_checkpoints = True
             case Control.INITIAL_VBUCKET_STREAM:
                 self.fed.add(message.vbucket)
-                self.sink.start_over(message.vbucket)
+                if not message.cas:  # of a backfill from a date a copy keeps what is older
+                    self.sink.start_over(message.vbucket, self)
                 self.backfilling.add(message.vbucket)
             case Control.CLOSE_BACKFILL:
                 self.fed.add(message.vbucket)
@@ -179,9 +184,17 @@ class TapConsumer:
             case Control.START_ONLINEUPDATE | Control.STOP_ONLINEUPDATE | Control.REVERT_ONLINEUPDATE:
                 self.sink.online_update(message.control)
             case unknown:
-                raise InvalidArguments(f"unknown control {int(unknown)}", vbucket=message.vbucket)
+                self._unknown_control(unknown)
+
+    def _unknown_control(self, control: Control | None) -> None:
+        """Ignore a control of another engine, and log the first of the connection."""
+        if not self._warned_of_control:
+            self._warned_of_control = True
+            what = "without a control code" if control is None else f"0x{int(control):x}"
+            self.warn(f"unknown control message {what} is ignored, and so are later ones on this connection")
 
     def _checkpoint(self, message: tap.CheckpointStart | tap.NamedCheckpointStart) -> None:
         self.fed.add(message.vbucket)
-        if not isinstance(message, tap.CheckpointEnd | tap.NamedCheckpointEnd):
+        is_end = isinstance(message, tap.CheckpointEnd | tap.NamedCheckpointEnd)
+        if not is_end and message.checkpoint is not None:
             self.checkpoints[message.vbucket] = message.checkpoint

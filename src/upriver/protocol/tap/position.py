@@ -10,6 +10,7 @@ A client that acknowledges nothing can only say with the date what it has: there
 that exists.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,6 +58,20 @@ class TapPosition:
             keys_only=plan.keys_only,
             dumping=plan.dump,
         )
+
+    @classmethod
+    def at_checkpoint(
+        cls, plan: TapPlan, start: int | None, vbucket_uuid: int, seqno: int, purge_seqno: int
+    ) -> "TapPosition":
+        """The position of a client whose newest checkpoint begins after ``start``; None if we no longer have it.
+
+        The client may hold some or all of that checkpoint, and of what follows.
+        """
+        first = cls.first(plan, vbucket_uuid, seqno, purge_seqno)
+        if start is None:
+            return dataclasses.replace(first, position=LOST)
+        position = StreamPosition(vbucket_uuid, start, Snapshot(start, max(start, seqno)))
+        return dataclasses.replace(first, position=position, known=start, until=start)
 
     @property
     def reached(self) -> int:

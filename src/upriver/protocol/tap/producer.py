@@ -7,8 +7,8 @@ the window allows. A refused message is sent again, stops its vbucket or closes 
 """
 
 import struct
-from collections import deque
-from collections.abc import Callable, Container
+from collections import ChainMap, deque
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 from upriver.errors import NotMyVbucket, StatusError
@@ -18,7 +18,7 @@ from upriver.protocol.producer.source import Source, StreamOptions
 from upriver.protocol.producer.stream_scheduler import StreamScheduler
 from upriver.protocol.tap.acknowledgements import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings
-from upriver.protocol.tap.consumer import FLUSH_MARK_SIZE
+from upriver.protocol.tap.flush_mark import marked
 from upriver.protocol.tap.position import TapPosition
 from upriver.protocol.tap.producer_stream import TapProducerStream
 from upriver.protocol.tap.retry_queue import Retry, RetryQueue
@@ -37,7 +37,7 @@ _NOT_THERE: Final = 0, 0, 0
 _OPAQUE: Final = struct.Struct(">BBHBBHIIQHHB3xI")
 _OPAQUE_BEGIN: Final = (Magic.REQUEST, tap.Opaque.declaration.opcode, 0, 8, 0)
 #: This many streams are begun in a turn, unless as many have something to send.
-BEGIN_MAX: Final = 64
+BEGIN_MAX: Final = 32
 #: This many vbuckets are named in a log line.
 LEFT_OUT_SHOWN: Final = 20
 
@@ -64,8 +64,9 @@ class TapProducer:
         now: float,
         *,
         successor: str = "",
-        positions: dict[int, TapPosition] | None = None,
+        positions: Mapping[int, TapPosition] | None = None,
         elsewhere: TapPosition | None = None,
+        checkpoints: Mapping[int, int] | None = None,
         on_ready: Callable[[], object] | None = None,
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
@@ -99,17 +100,20 @@ class TapProducer:
         self._scheduler: StreamScheduler[TapProducerStream] = StreamScheduler()
         self._changes_of_ended = 0
         self._noop_opaque = 0
+        #: The number of the next message when the last noop was sent.
+        self._numbered_at_noop = 1
         self._now = now
         self._close_sent = False
         #: The positions of the client at the connect, and the one for vbuckets that did not exist when it left.
-        self._positions = dict(positions or {})
+        self._positions: ChainMap[int, TapPosition] = ChainMap({}, positions or {})  # type: ignore[arg-type]
         self._elsewhere = elsewhere
-        #: Uuid, consistent seqno and purge seqno of each vbucket at the connect; later changes are new.
-        self._began_at = {
-            number: (vbucket.failover_log.newest.vbucket_uuid, vbucket.consistent_seqno, vbucket.purge_seqno)
-            for number in plan.vbuckets or source.vbuckets()
-            if (vbucket := source.vbucket(number)) is not None
-        }
+        #: Uuid, consistent seqno and purge seqno of each vbucket: at the connect of a client that asked for live changes
+        #: only, else when the stream begins. Later changes are new.
+        self._began_at: dict[int, tuple[int, int, int]] = {}
+        if plan.future_only:
+            self._began_at = {number: self._now_at(number) for number in plan.vbuckets or source.vbuckets()}
+        #: Where the newest checkpoint begins that the client has, if it says so; None if we no longer have it.
+        self._checkpoint_starts = {} if plan.copies or plan.future_only else self._starts_of(checkpoints or {})
         #: None for all.
         self._wanted = None if plan.vbuckets is None else frozenset(plan.vbuckets)
         #: The vbuckets whose streams have not begun yet.
@@ -120,6 +124,19 @@ class TapProducer:
         #: The vbuckets that messages were sent for.
         self._named: set[int] = set()
         self._begin()
+
+    def _now_at(self, number: int) -> tuple[int, int, int]:
+        vbucket = self.source.vbucket(number)
+        if vbucket is None:
+            return _NOT_THERE
+        return vbucket.failover_log.newest.vbucket_uuid, vbucket.consistent_seqno, vbucket.purge_seqno
+
+    def _began(self, number: int) -> tuple[int, int, int]:
+        if number not in self._began_at:
+            if self.plan.future_only:
+                return _NOT_THERE
+            self._began_at[number] = self._now_at(number)
+        return self._began_at[number]
 
     def _begin(self) -> None:
         if self.plan.acks:
@@ -132,7 +149,12 @@ class TapProducer:
         """Whether some of the requested streams have not begun yet."""
         return bool(self._unbegun)
 
-    def _begin_some(self) -> None:
+    @property
+    def may_begin(self) -> bool:
+        """Whether more streams can begin: not while many have something to send."""
+        return bool(self._unbegun) and len(self._scheduler) < BEGIN_MAX
+
+    def begin_some(self) -> None:
         """Begin some more streams. A thousand streams take time and memory, so each turn begins a few."""
         for _ in range(min(BEGIN_MAX - len(self._scheduler), len(self._unbegun))):
             number = self._unbegun.popleft()
@@ -169,7 +191,7 @@ class TapProducer:
         before = self.streams.get(number)
         tap_position = self._position_at_connect(number) if before is None else before.tap_position
         try:
-            stream = TapProducerStream(self, vbucket, tap_position, began=self._began_at.get(number, _NOT_THERE)[1])
+            stream = TapProducerStream(self, vbucket, tap_position, began=self._began(number)[1])
         except StatusError as error:
             if number not in self._warned:
                 self._warned.add(number)
@@ -227,8 +249,26 @@ class TapProducer:
             return self._elsewhere
         return self._position(self._elsewhere, *_NOT_THERE)
 
+    def _starts_of(self, checkpoints: Mapping[int, int]) -> dict[int, int | None]:
+        found = {number: self.source.vbucket(number) for number in checkpoints}
+        return {number: v.checkpoint_start(checkpoints[number]) for number, v in found.items() if v is not None}
+
+    def continues_checkpoint(self, number: int) -> bool:
+        """Whether the client has a checkpoint of this vbucket that we still have."""
+        return self._checkpoint_starts.get(number) is not None
+
     def _position_at_connect(self, number: int) -> TapPosition:
-        return self._position(self._positions.get(number, self._elsewhere), *self._began_at.get(number, _NOT_THERE))
+        known, began = self._positions.get(number, self._elsewhere), self._began(number)
+        if number not in self._checkpoint_starts:
+            return self._position(known, *began)
+        start = self._checkpoint_starts[number]
+        by_checkpoint = TapPosition.at_checkpoint(self.plan, start, *began)
+        if start is None or known is None or not known.acks:
+            return by_checkpoint
+        # What the client has not acknowledged is sent, whatever it says.
+        known = known.under(self.plan, began[1])
+        is_comparable = known.position.vbucket_uuid == by_checkpoint.position.vbucket_uuid
+        return by_checkpoint if is_comparable and start <= known.position.seqno else known
 
     def _position(self, known: TapPosition | None, vbucket_uuid: int, seqno: int, purge_seqno: int) -> TapPosition:
         if known is None:
@@ -369,7 +409,12 @@ class TapProducer:
     @property
     def has_output(self) -> bool:
         """Whether ``produce`` may return something."""
-        if self._out or self._unbegun:
+        return bool(self._unbegun) or self.can_send
+
+    @property
+    def can_send(self) -> bool:
+        """Whether ``produce`` may return something without beginning more streams."""
+        if self._out:
             return True
         return (bool(self._scheduler) and self.room > 0) or self._has_due or self._finishing
 
@@ -378,12 +423,12 @@ class TapProducer:
         due = self._retries.next_due
         return due is not None and due <= self._now
 
-    def produce(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """The next bytes to send, about as many as asked for."""
+    def produce(self, max_bytes: int = PIECE_BYTES, *, begin: bool = True) -> bytes:
+        """The next bytes to send, about as many as asked for; ``begin`` lets more streams begin."""
         if self.closing:
             return b""
-        if self._unbegun:
-            self._begin_some()
+        if begin and self._unbegun:
+            self.begin_some()
         if self._retries:
             self._send_retries(max_bytes)
         # Stop at half: filling up the rest with many small pieces costs more than it saves.
@@ -449,9 +494,11 @@ class TapProducer:
         number = 0
         for stream in streams if marks else ():
             if stream.number not in self._named:
+                self.send(tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=stream.number, cas=1))
                 self.send(tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=stream.number))
+                self._named.add(stream.number)
         for mark, ttl in marks.items():
-            number = self.send(tap.Flush(ttl=ttl, private=mark.to_bytes(FLUSH_MARK_SIZE, "big")))
+            number = self.send(tap.Flush(ttl=ttl, private=marked(mark)))
         return number
 
     def was_answered(self, number: int) -> bool:
@@ -467,7 +514,13 @@ class TapProducer:
         self._changes_of_ended += stream.changes_sent
         try:
             self.streams[stream.number] = TapProducerStream(
-                self, stream.vbucket, before, broken=True, flushed=flushed, told_by=told_by
+                self,
+                stream.vbucket,
+                before,
+                broken=True,
+                flushed=flushed,
+                told_by=told_by,
+                announced=stream.announced,
             )
         except StatusError as error:
             self.warn(f"vbucket {stream.number} is no longer sent: {error}")
@@ -512,16 +565,23 @@ class TapProducer:
     def tick(self, now: float) -> None:
         """Time has passed: send again what is due, and send a noop or give up on the consumer."""
         self._now = now
-        if not self.plan.acks:
-            self.noops.heard()  # a consumer that does not acknowledge may not answer noops either
+        if not self._owes_answers:
+            self.noops.heard()
         match self.noops.check(now):
             case Verdict.ASK:
                 self._noop_opaque += 1
+                self._numbered_at_noop = self.window.next_number
                 self._out.append(memcached.Noop(opaque=self._noop_opaque).encode())
             case Verdict.DEAD:
-                self.closing = f"the peer did not answer a noop for {self.noops.interval_s:g} s"
+                self.closing = f"the peer acknowledged nothing for {self.noops.interval_s:g} s"
         if self.has_output and self.on_ready is not None:
             self.on_ready()
+
+    @property
+    def _owes_answers(self) -> bool:
+        """Whether a message from before the last noop is not acknowledged. Many clients never answer noops, so only
+        this shows that a client is gone."""
+        return self.plan.acks and self.window.oldest < self._numbered_at_noop
 
     def lose(self) -> None:
         """The connection is lost."""
@@ -535,8 +595,11 @@ def packed(message: Request) -> bytes:
     compares."""
     if type(message) is not tap.Opaque:
         return message.encode()
+    assert message.control is not None
     flags, control = int(message.tap_flags), int(message.control)
-    return _OPAQUE.pack(*_OPAQUE_BEGIN, message.vbucket, 12, message.opaque, 0, 4, flags, message.ttl, control)
+    return _OPAQUE.pack(
+        *_OPAQUE_BEGIN, message.vbucket, 12, message.opaque, message.cas, 4, flags, message.ttl, control
+    )
 
 
 def _empties(message: bytes) -> bool:
@@ -545,5 +608,5 @@ def _empties(message: bytes) -> bool:
         return False
     found = tap.tap.decode(message)
     return isinstance(found, tap.Flush) or (
-        isinstance(found, tap.Opaque) and found.control is Control.INITIAL_VBUCKET_STREAM
+        isinstance(found, tap.Opaque) and found.control is Control.INITIAL_VBUCKET_STREAM and not found.cas
     )

@@ -1,7 +1,7 @@
 """One vbucket of a TAP connection, as its producer sends it.
 
 Theory of operation. A stream reads the history of its vbucket from one position, and every change comes once: first the
-*backfill*, which control messages announce and close, then live changes. It sends when the connection gives it a turn,
+*backfill*, which control messages announce and close, even if it has a date, then live changes. It sends when the connection gives it a turn,
 and subscribes to its cursor when there is nothing to send.
 
 TAP has neither uuids nor an end of a single stream. When the history breaks, by a rollback or a new branch, or when a
@@ -55,12 +55,13 @@ class TapProducerStream:
         broken: bool = False,
         flushed: bool = False,
         told_by: int = 0,
+        announced: bool = False,
     ) -> None:
         """Resume at the consumer's position, if the history still continues from there.
 
         ``began`` is the vbucket's seqno when the consumer connected: later changes are new to it. ``broken`` means that
-        an earlier stream could not continue from this position and is replaced by this one. After a flush, which
-        message ``told_by`` told the consumer of, everything is new.
+        an earlier stream could not continue from this position and is replaced by this one, perhaps inside of a backfill
+        that it had ``announced``. After a flush, which message ``told_by`` told the consumer of, everything is new.
         """
         self.connection = connection
         self.vbucket = vbucket
@@ -70,6 +71,10 @@ class TapProducerStream:
         #: It had more to send in its last turn.
         self.has_more = True
         self.phase = TapPhase.BACKFILL
+        #: The consumer was told that a backfill begins, and not yet that it is over.
+        self.announced = announced
+        #: This stream has a backfill to close.
+        self._backfills = False
         #: It ended early: what it has sent, and answers to it, no longer count.
         self.stopped = False
         #: Where a reconnect resumes after that.
@@ -162,25 +167,40 @@ class TapProducerStream:
     def _begin(self, tap_position: TapPosition, *, broken: bool, flushed: bool) -> SourceCursor:
         if self.plan.takeover:
             self._queue(tap.SetVbucket(state=memcached.VbucketState.PENDING))
-        start, starts_over = 0, False
-        if not broken and self._leads_on(tap_position):
+        if self.announced and not (flushed and self.plan.dump):
+            self._say(Control.CLOSE_BACKFILL)  # of the stream that this one replaces
+        start, leads_on = 0, not broken and self._leads_on(tap_position)
+        # A client that was cut off in a backfill gets the rest of it. After the backfill it continues with live changes.
+        if leads_on:
             start = tap_position.position.seqno
             self._reached, self._known, self._until = tap_position.reached, tap_position.known, tap_position.until
-        elif not flushed:
+            is_first = start == 0 and not self.connection.continues_checkpoint(self.number)
+            self._backfills = start < self._until or (not self.plan.future_only and (is_first or self.plan.dump))
+            if self._backfills and start == 0:
+                self._announce(tap_position.since)
+        elif flushed:
+            self.backfill_end = self.vbucket.consistent_seqno if self.plan.dump else 0
+            self._backfills = self.announced
+            if self.plan.dump and not self.announced:
+                self._announce(0)
+        else:
             self._before, self._told_by = tap_position, _NEVER
-            starts_over = tap_position.since > 0
-        if starts_over:
-            if not broken:
+            if tap_position.since > 0 and not broken:
                 self.connection.warn(f"vbucket {self.number} starts over: the position of the client no longer exists")
-            self.backfill_end = 0  # no change is too old now
-        if starts_over or (start == tap_position.since == 0 and not flushed):
-            self._say(Control.INITIAL_VBUCKET_STREAM)
-        self._dump_end = self.vbucket.consistent_seqno if flushed or starts_over else max(start, self.backfill_end)
+            self.backfill_end = self.vbucket.consistent_seqno
+            self._announce(0)
+        self._dump_end = max(start, self.backfill_end)
         self.acked_seqno = start
         self.cursor = self._open(start)
-        if flushed or starts_over or (self.plan.future_only and start == self.backfill_end):
+        if not self._backfills or flushed:
             self._go_live()
         return self.cursor
+
+    def _announce(self, since: int) -> None:
+        """Say that a backfill begins. One of everything makes the consumer drop what it has. Otherwise the CAS field,
+        which control messages do not use, has the date from which changes are sent."""
+        self._backfills = True
+        self._queue(tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, cas=since))
 
     def _leads_on(self, tap_position: TapPosition) -> bool:
         """Whether the history still contains everything that the consumer may hold, and continues from there."""
@@ -275,8 +295,12 @@ class TapProducerStream:
         number = self.connection.send(message, self)
         if isinstance(message, tap.SetVbucket):
             self._said_pending = True
-        elif self._told_by == _NEVER and isinstance(message, tap.Opaque):
-            self._told_by = number  # its first control message tells the consumer to start over
+        elif isinstance(message, tap.Opaque) and message.control is Control.INITIAL_VBUCKET_STREAM:
+            self.announced = True
+            if self._told_by == _NEVER:
+                self._told_by = number  # the consumer is told to start over
+        elif isinstance(message, tap.Opaque) and message.control is Control.CLOSE_BACKFILL:
+            self.announced = False
 
     def not_told(self, number: int) -> None:
         """The consumer has refused to start over."""
@@ -361,7 +385,8 @@ class TapProducerStream:
             if self._awaits_answers:
                 self._awaits_step = True
                 return False
-            self._say(Control.CLOSE_BACKFILL)
+            if self._backfills:
+                self._say(Control.CLOSE_BACKFILL)
             self._flush_control()
             self.end()
         elif reason == "flushed":

@@ -192,6 +192,8 @@ cdef struct Row:
     const uint8_t *packet
     uint32_t key_length
     uint32_t value_length
+    #: Size of extras and engine-private part, of which the layout may know only the beginning.
+    uint32_t fixed_length
     uint16_t layout
 
 cdef enum Kind:
@@ -307,7 +309,7 @@ cdef class RowReader:
     cdef Py_ssize_t scan(self, const uint8_t *packet, Py_ssize_t available, Rows *rows, bint *enough) noexcept nogil:
         """Record the row at ``packet``; returns its size, or 0 if it is not a complete, valid row."""
         cdef uint32_t body, fixed, key, trailer = 0
-        cdef int index
+        cdef int index, longest = -1
         cdef Layout *layout
         cdef Row row
         if available < HEADER or packet[0] != 0x80:
@@ -318,17 +320,22 @@ cdef class RowReader:
         body = load32(packet + 8)
         if body > self.body_bytes_max or available - HEADER < <Py_ssize_t> body:
             return 0
-        while True:
+        fixed = packet[4]
+        while index < self.layout_count and self.layouts[index].opcode == packet[1]:
             layout = &self.layouts[index]
             if layout.extras_length == packet[4]:
-                fixed = layout.extras_length
-                if layout.private_offset >= 0 and body >= fixed:
-                    fixed += load16(packet + layout.private_offset)
-                if fixed == layout.fixed_length:
+                if layout.private_offset >= 0 and body >= packet[4]:
+                    fixed = packet[4] + load16(packet + layout.private_offset)
+                # Only an engine-private part may be longer than what we know of it.
+                if layout.fixed_length == fixed or (layout.private_offset >= 0 and layout.fixed_length < fixed and (
+                        longest < 0 or layout.fixed_length > self.layouts[longest].fixed_length)):
+                    longest = index
+                if layout.fixed_length == fixed:
                     break
             index += 1
-            if index == self.layout_count or self.layouts[index].opcode != packet[1]:
-                return 0
+        if longest < 0:
+            return 0
+        layout = &self.layouts[longest]
         key = load16(packet + 2)
         if fixed + key > body:
             return 0
@@ -337,7 +344,8 @@ cdef class RowReader:
         if fixed + key + trailer > body or (fixed + key + trailer < body and not layout.has_value):
             return 0
         row.packet = packet
-        row.layout = index
+        row.layout = longest
+        row.fixed_length = fixed
         row.key_length = key
         row.value_length = body - fixed - key - trailer
         if not push_row(rows, row):
@@ -420,9 +428,9 @@ cdef void fill_columns(Rows *rows, Layout *layouts, Column *columns, int count) 
             if column.kind == EVENT:
                 fill_events(rows, layouts, first, last, column.out)
             elif column.kind == KEY:
-                copy_keys(rows, layouts, first, last, column)
+                copy_keys(rows, first, last, column)
             elif column.kind == VALUE:
-                copy_values(rows, layouts, first, last, column)
+                copy_values(rows, first, last, column)
             elif column.size == 8:
                 fill_numbers(rows, layouts, column.place, alike, first, last, <uint64_t *> column.out)
             elif column.size == 4:
@@ -474,27 +482,26 @@ cdef bint all_alike(Rows *rows, Py_ssize_t first, Py_ssize_t last) noexcept nogi
     return different == 0
 
 
-cdef void copy_keys(Rows *rows, Layout *layouts, Py_ssize_t first, Py_ssize_t last, Column *column) noexcept nogil:
+cdef void copy_keys(Rows *rows, Py_ssize_t first, Py_ssize_t last, Column *column) noexcept nogil:
     cdef Py_ssize_t i
     cdef Row *row
     cdef int32_t end = column.offsets[first] if first else 0
     column.offsets[0] = 0
     for i in range(first, last):
         row = &rows.at[i]
-        copy_short(column.out + end, row.packet + HEADER + layouts[row.layout].fixed_length, row.key_length)
+        copy_short(column.out + end, row.packet + HEADER + row.fixed_length, row.key_length)
         end += row.key_length
         column.offsets[i + 1] = end
 
 
-cdef void copy_values(Rows *rows, Layout *layouts, Py_ssize_t first, Py_ssize_t last, Column *column) noexcept nogil:
+cdef void copy_values(Rows *rows, Py_ssize_t first, Py_ssize_t last, Column *column) noexcept nogil:
     cdef Py_ssize_t i
     cdef Row *row
     cdef int32_t end = column.offsets[first] if first else 0
     column.offsets[0] = 0
     for i in range(first, last):
         row = &rows.at[i]
-        memcpy(column.out + end, row.packet + HEADER + layouts[row.layout].fixed_length + row.key_length,
-               row.value_length)
+        memcpy(column.out + end, row.packet + HEADER + row.fixed_length + row.key_length, row.value_length)
         end += row.value_length
         column.offsets[i + 1] = end
 

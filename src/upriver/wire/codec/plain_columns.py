@@ -134,6 +134,8 @@ class RowReader:
         if first.private is not None:
             fixed_length += _U16.unpack_from(data, start + first.private.offset)[0]
         kind = known.get(fixed_length)
+        if kind is None and first.private is not None:  # of a longer engine-private part we know the beginning
+            kind = known.get(max((length for length in known if length < fixed_length), default=0))
         if kind is None:
             return None
         key = start + _HEADER_SIZE + fixed_length

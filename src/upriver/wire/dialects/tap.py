@@ -2,10 +2,11 @@
 
 The extras of every message from the server start with the same eight bytes. Engine-private data may follow between
 extras and key: the revision of the item, a control code, a vbucket state, a checkpoint. The header's extras length does
-not count that part; its own length is in the first two bytes of the extras.
+not count that part; its own length is in the first two bytes of the extras. Every engine defines its own: a part that
+is shorter or longer than ours is accepted, and what we do not know of it is skipped.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from upriver.model import Event
 from upriver.wire.codes import FlagSet, OpenEnum, Sender, Status
@@ -17,6 +18,9 @@ from upriver.wire.layout import record
 from upriver.wire.message import Request
 
 tap = Dialect("tap", framing=MEMCACHED, document="TAP", extends=memcached)
+
+#: The backfill date -1, which is always in the future: no existing item is sent.
+FUTURE: Final = 2**64 - 1
 
 
 class ConnectFlag(FlagSet):
@@ -149,7 +153,7 @@ class Flush(Request):
     private: Counted = b""  #: engine-specific data, ignored
 
 
-@tap.request(0x44, sender=Sender.EITHER, private="private_length", extras=(12,), errors=_ACKED)
+@tap.request(0x44, sender=Sender.EITHER, private="private_length", extras=(8, 12), errors=_ACKED)
 class Opaque(Request):
     """Tell the other engine about the state of the stream."""
 
@@ -157,7 +161,7 @@ class Opaque(Request):
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
     ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
-    control: Annotated[Control, UInt(4)]
+    control: Annotated[Control | None, UInt(4), Only(12)] = None  #: unknown ones are ignored
 
 
 @tap.request(0x45, sender=Sender.PRODUCER, private="private_length", extras=(12,), errors=_ACKED)
@@ -171,7 +175,7 @@ class SetVbucket(Request):
     state: Annotated[VbucketState, UInt(4)]
 
 
-@tap.request(0x46, sender=Sender.PRODUCER, private="private_length", extras=(16,), errors=_ACKED)
+@tap.request(0x46, sender=Sender.PRODUCER, private="private_length", extras=(8, 16), errors=_ACKED)
 class CheckpointStart(Request):
     """A new checkpoint begins. The text prints 4 as the length of an id of 8 bytes; we send 8."""
 
@@ -179,10 +183,10 @@ class CheckpointStart(Request):
     tap_flags: Annotated[TapFlag, UInt(2)] = TapFlag(0)
     ttl: U8 = 255  #: hops left
     reserved: ClassVar[Reserved] = Reserved(3)
-    checkpoint: U64
+    checkpoint: Annotated[int | None, UInt(8), Only(16)] = None
 
 
-@tap.request(0x47, sender=Sender.PRODUCER, private="private_length", extras=(16,), errors=_ACKED)
+@tap.request(0x47, sender=Sender.PRODUCER, private="private_length", extras=(8, 16), errors=_ACKED)
 class CheckpointEnd(CheckpointStart):
     """A checkpoint is complete."""
 
