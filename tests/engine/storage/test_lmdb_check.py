@@ -316,7 +316,8 @@ def outcome(path: Path, clock: Clock, expected: dict[int, Any]) -> str:
     return "unaffected"
 
 
-def test_each_word_of_each_class_of_page(store: Path, clock: Clock) -> None:
+@pytest.mark.parametrize("every_word", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_each_word_of_each_class_of_page(store: Path, clock: Clock, every_word: bool) -> None:
     """Each damage is refused with one line, or changes nothing, neither now nor when free pages are used."""
     rng, file = random.Random(3), store / "data.mdb"
     with Bucket.open(store, vbuckets=64, clock=clock, background=False) as bucket:
@@ -330,8 +331,8 @@ def test_each_word_of_each_class_of_page(store: Path, clock: Clock) -> None:
     for (name, _), pages in sorted(classes.items()):
         page = rng.choice(pages)
         words = range(0, META_BYTES if name == "meta" else PAGE, 8)
-        quick = [*words[:2], *rng.sample(words, 5)] if name != "meta" else words
-        for word in by_depth(quick=quick, deep=words):
+        some = [*words[:2], *rng.sample(words, 5)] if name != "meta" else words
+        for word in words if every_word else some:
             for damage in rng.sample(DAMAGES, by_depth(quick=1, deep=2)):
                 old = good[page + word : page + word + 8]
                 new = damage(rng, old)
