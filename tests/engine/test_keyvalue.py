@@ -158,10 +158,19 @@ def test_counters(vbucket: Vbucket) -> None:
     assert vbucket.decrement(b"n", 100)[0] == 0
     vbucket.set(b"n", b"%d" % (2**64 - 1))
     assert vbucket.increment(b"n")[0] == 0
-    vbucket.set(b"n", b"99 ")  # as memcached leaves what was 100
-    assert vbucket.decrement(b"n")[0] == 98
-    assert vbucket.get(b"n").value == b"98"
-    for value in (b"x", b"", b" ", b"9 9", b"-1", b"1.5", b"%d" % 2**64):
+    for value, number, left in (
+        (b"100", 99, b"99 "),
+        (b"99 ", 98, b"98 "),
+        (b" 1", 0, b"0 "),
+        (b"5 5", 4, b"4  "),
+        (b"\t+3\0x", 2, b"2    "),
+        (b"0" * 30 + b"1", 0, b"0" + b" " * 30),
+        (b"-%d" % (2**64 - 1), 0, b"0" + b" " * 20),  # the digits wrap around to 1, as in C
+    ):
+        vbucket.set(b"n", value)
+        assert vbucket.decrement(b"n")[0] == number
+        assert vbucket.get(b"n").value == left
+    for value in (b"x", b"", b" ", b"9x", b"-1", b"1.5", b"%d" % 2**64, b"9" * 100_000, b"+", b"+-1"):
         vbucket.set(b"n", value)
         with pytest.raises(NotANumber):
             vbucket.increment(b"n")
@@ -227,8 +236,8 @@ def test_an_item_expires_exactly_once(vbucket: Vbucket, clock: Clock) -> None:
 
 def test_touch_is_a_change(vbucket: Vbucket, clock: Clock) -> None:
     vbucket.set(b"k", b"v", flags=1)
-    _, seqno = vbucket.touch(b"k", 50)
-    assert seqno == 2
+    flags, _, seqno = vbucket.touch(b"k", 50)
+    assert (flags, seqno) == (1, 2)
     item = vbucket.get_and_touch(b"k", 0)
     assert (item.value, item.flags, item.expiry, item.seqno) == (b"v", 1, 0, 3)
 

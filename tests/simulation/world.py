@@ -166,7 +166,7 @@ class World:
                 case "append":
                     _, seqno = vbucket.append(name, value)
                 case "touch":
-                    _, seqno = vbucket.touch(name, expiry)
+                    *_, seqno = vbucket.touch(name, expiry)
                 case "meta":
                     cas = self.machines[n].bucket.ledger.next_cas(self.clock())
                     _, seqno = vbucket.set_with_meta(name, value, cas=cas, rev_seqno=self._values + 5, flags=3)

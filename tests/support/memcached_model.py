@@ -1,5 +1,6 @@
 """What memcached does, written down with a dictionary, and operations that can be sent to anything that speaks it."""
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,6 +91,8 @@ def outcome(answer: Response) -> Outcome:
             return Outcome(answer.status, answer.value, answer.flags)
         case wire.IncrementResponse():
             return Outcome(answer.status, b"%d" % answer.number)
+        case wire.TouchResponse():
+            return Outcome(answer.status, flags=answer.flags or 0)
         case _:
             return Outcome(answer.status)
 
@@ -99,9 +102,8 @@ def perform(peer: Peer, operation: Operation) -> Outcome | None:
     cas = 0
     if operation.cas:
         current = peer.ask(wire.Get(key=operation.key))
-        if current.status is Status.SUCCESS or operation.name not in ("increment", "decrement"):
-            cas = current.cas if current.status is Status.SUCCESS else 1
-            cas += operation.cas == "other"
+        cas = current.cas if current.status is Status.SUCCESS else 1
+        cas += operation.cas == "other"
     answers = peer.send(operation.request(cas))
     assert len(answers) <= 1
     if answers and operation.name in STORES and operation.name != "delete" and answers[0].status is Status.SUCCESS:
@@ -159,7 +161,7 @@ class Model:
         elif name in ("touch", "gat"):
             found = self._present(item)
             self.items[key] = replace(found, expires=self._expires(operation.expiration))
-            return Outcome(Status.SUCCESS, found.value, found.flags) if name == "gat" else Outcome(Status.SUCCESS)
+            return Outcome(Status.SUCCESS, found.value if name == "gat" else b"", found.flags)
         elif name in ("increment", "decrement"):
             return self._count(operation, item)
         elif name == "delete":
@@ -171,7 +173,7 @@ class Model:
 
     def _store(self, operation: Operation, item: _Item | None) -> None:
         name, key = operation.name, operation.key
-        if name == "add" and item is not None:
+        if name == "add" and item is not None and not operation.cas:
             raise Refused(Status.KEY_EEXISTS)
         if name in ("append", "prepend"):
             if item is None:
@@ -190,16 +192,18 @@ class Model:
                 raise Refused(Status.KEY_ENOENT)
             number, flags, expires = operation.initial, 0, self._expires(operation.expiration)
         else:
-            self._check_cas(operation, item)
-            digits = item.value.rstrip(b" ")
-            if not digits.isdigit():
+            if item.value:
+                self._check_cas(operation, item)
+            found = re.match(rb"\s*([0-9]+)(?=[\s\0]|\Z)", item.value)
+            if found is None or int(found[1]) >= 2**64:
                 raise Refused(Status.DELTA_BADVAL)
-            flags, expires = item.flags, item.expires
+            digits, flags, expires = found[1], item.flags, item.expires
             if operation.name == "increment":
                 number = (int(digits) + operation.delta) % 2**64
             else:
                 number = max(0, int(digits) - operation.delta)
-        self.items[operation.key] = _Item(b"%d" % number, flags, expires)
+        text = (b"%d" % number).ljust(len(item.value) if item is not None else 0)
+        self.items[operation.key] = _Item(text, flags, expires)
         return Outcome(Status.SUCCESS, b"%d" % number)
 
     @staticmethod
@@ -255,7 +259,10 @@ def operations(expirations: st.SearchStrategy[int], *more: str) -> st.SearchStra
         Operation,
         st.sampled_from(["set", "add", "replace"]),
         key=st.sampled_from(NUMBER_KEYS),
-        value=st.sampled_from([b"0", b"1", b"41", b"18446744073709551615", b"99 ", b"", b"words"]),
+        value=st.sampled_from(
+            [b"0", b"1", b"41", b"18446744073709551615", b"99 ", b" 1", b"5 5", b"1000", b"", b"words"]
+        ),
+        cas=cas,
         **common,
     )
     others = st.builds(

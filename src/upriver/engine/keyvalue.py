@@ -6,6 +6,7 @@ is no room, so clients never see expired items.
 """
 
 import contextlib
+import re
 from collections import Counter
 from typing import Final, NamedTuple
 
@@ -30,6 +31,8 @@ LOCK_TIME_S: Final = 15
 LOCK_TIME_S_MAX: Final = 30
 #: The datatype bit for JSON.
 JSON: Final = 0x01
+_COUNTED: Final = re.compile(rb"[ \t-\r]*([+-]?)([0-9]+)(?=[ \t-\r\0]|\Z)")
+_DIGITS_MAX: Final = 20
 
 
 class Rank(NamedTuple):
@@ -53,6 +56,22 @@ class Rank(NamedTuple):
         if item.event != Event.MUTATION:
             return cls(item.rev_seqno, item.cas, deleted=True)
         return cls(item.rev_seqno, item.cas, item.expiry, item.flags, False, item.datatype, item.value)
+
+
+def counted(value: bytes) -> int | None:
+    """The number at the start of a value, as memcached reads it: with C's strtoull, up to a space or zero byte."""
+    found = _COUNTED.match(value)
+    if found is None:
+        return None
+    digits = found[2].lstrip(b"0")
+    number = int(digits or b"0") if len(digits) <= _DIGITS_MAX else 2**64
+    if number >= 2**64:
+        return None
+    if found[1] == b"-":
+        number = -number % 2**64
+        if number >= 2**63:
+            return None
+    return number
 
 
 class KeyValue:
@@ -100,11 +119,11 @@ class KeyValue:
         """Subtract from a decimal number, which stops at 0. Returns number, CAS and seqno."""
         return self._count("decrement", key, -1, delta, initial, expiry, cas)
 
-    def touch(self, key: bytes, expiry: int) -> tuple[int, int]:
-        """Give the item another expiry."""
+    def touch(self, key: bytes, expiry: int) -> tuple[int, int, int]:
+        """Give the item another expiry. Returns its flags, CAS and seqno."""
         item = self._present("touch", key)
         self._writable(key, item, 0)
-        return self._again(key, item, self.absolute(expiry))
+        return item.flags, *self._again(key, item, self.absolute(expiry))
 
     def get_and_touch(self, key: bytes, expiry: int) -> StoredItem:
         """Read the item and give it another expiry."""
@@ -309,18 +328,19 @@ class KeyValue:
             raise InvalidArguments("counter and step must be unsigned 64-bit numbers", vbucket=self.table.vbucket)
         item = self._begin(operation, key)
         if item is None:
-            if initial is None or cas:
+            if initial is None:
                 raise KeyNotFound(vbucket=self.table.vbucket)
             return initial, *self.table.store(Event.MUTATION, key, b"%d" % initial, expiry=self.absolute(expiry))
-        self._writable(key, item, cas)
-        # Memcached pads a number that has become shorter with spaces.
-        digits = plain(item.value, item.datatype).rstrip(b" ")
-        if not (digits.isdigit() and len(digits) <= 20 and int(digits) < 2**64):
+        value = plain(item.value, item.datatype)
+        if value:  # memcached reports an empty value before it compares the CAS
+            self._writable(key, item, cas)
+        found = counted(value)
+        if found is None:
             raise NotANumber(vbucket=self.table.vbucket)
-        number = max(0, int(digits) + sign * delta) % 2**64
-        return number, *self._store(
-            Event.MUTATION, key, b"%d" % number, item.flags, item.expiry, item.datatype & ~SNAPPY
-        )
+        number = max(0, found + sign * delta) % 2**64
+        # Memcached writes a shorter number over the old value and fills the rest with spaces.
+        digits = (b"%d" % number).ljust(len(value))
+        return number, *self._store(Event.MUTATION, key, digits, item.flags, item.expiry, item.datatype & ~SNAPPY)
 
     def _resolve(self, operation: str, key: bytes, theirs: "Rank", expected_cas: int, force: bool) -> None:
         """Conflict resolution: the version of the higher rank wins."""

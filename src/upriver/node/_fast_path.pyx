@@ -64,8 +64,9 @@ cdef enum:
     SETQ_WITH_META = 0xA3
     DELETE_WITH_META = 0xA8
     DELETEQ_WITH_META = 0xA9
-    # The extras of a touch, and of a count (delta, initial number and expiration).
+    # The extras of a touch and of its answer, and of a count (delta, initial number and expiration).
     TOUCH_EXTRAS = 4
+    FLAGS = 4
     COUNT_EXTRAS = 20
     NUMBER = 8
     # A number of at most this many digits has room to grow. A touch writes its value again: long ones are left out.
@@ -524,6 +525,7 @@ cdef class FastPath:
         cdef const char *key = request + HEADER + TOUCH_EXTRAS
         cdef const char *record
         cdef char *value
+        cdef char *answer
         cdef Version version
         if request[4] != TOUCH_EXTRAS or body != TOUCH_EXTRAS + key_length:
             return False
@@ -535,12 +537,14 @@ cdef class FastPath:
             return False
         version.expiry = absolute(load_be32(request + HEADER), self.time())
         # The value must not be read from the place that is written: copy it behind the answer.
-        value = self.reserve(HEADER + version.value_size) + HEADER
+        value = self.reserve(HEADER + FLAGS + version.value_size) + HEADER + FLAGS
         memcpy(value, version.value, version.value_size)
         version.value = value
         self.touches += 1
         table.store_raw(&version, self.time())
-        store_be64(self.begin(request, 0, 0, 0) + 16, version.cas)  # the answer to a touch has no token
+        answer = self.begin(request, FLAGS, 0, 0)  # the answer to a touch has no token
+        store_be64(answer + 16, version.cas)
+        store_be32(answer + HEADER, version.flags)
         return True
 
     cdef bint count(self, Table table, const char *request, uint32_t body, uint8_t opcode) except -1:
@@ -550,6 +554,7 @@ cdef class FastPath:
         cdef bint down = opcode == DECREMENT or opcode == DECREMENTQ
         cdef uint64_t number, delta = load_be64(request + HEADER)
         cdef char digits[24]
+        cdef uint32_t size
         cdef Version version
         if request[4] != COUNT_EXTRAS or body != COUNT_EXTRAS + key_length:
             return False
@@ -560,7 +565,11 @@ cdef class FastPath:
         if not read_number(version.value, version.value_size, &number):
             return False
         number = number + delta if not down else number - delta if number > delta else 0
-        version.value, version.value_size = digits, write_number(digits, number)
+        size = write_number(digits, number)
+        while size < version.value_size:  # as long as it was, as in memcached
+            digits[size] = c" "
+            size += 1
+        version.value, version.value_size = digits, size
         if down:
             self.decrements += 1
         else:

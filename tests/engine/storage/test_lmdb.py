@@ -7,6 +7,8 @@ import struct
 import tarfile
 import tracemalloc
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
@@ -18,6 +20,7 @@ from tests.support.manual_clock import Clock
 from upriver.engine import Bucket
 from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import DATA_FILE, FORMAT, LOCK_FILE, LmdbStorage, cut
+from upriver.engine.storage.lmdb_check import COMMIT_KEY, COMMIT_NUMBER
 from upriver.engine.table import Ledger, Table
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError, TemporaryFailure
 from upriver.model import VbucketState
@@ -38,6 +41,14 @@ def fill(path: Path, clock: Clock) -> None:
         bucket.flusher.request_checkpoint()
         bucket.flusher.drain()
         vbucket.set(b"late", b"in a group")
+
+
+@contextmanager
+def changing(path: Path, table: str) -> Iterator[lmdb.Transaction]:
+    """Write to a closed store as a commit of ours would, with its number."""
+    with lmdb.open(str(path), max_dbs=9) as env, env.begin(write=True, db=env.open_db(table.encode())) as txn:
+        yield txn
+        txn.put(COMMIT_KEY, COMMIT_NUMBER.pack(txn.id()), db=env.open_db(None, txn=txn))
 
 
 def records(count: int) -> bytes:
@@ -130,7 +141,7 @@ def test_a_newer_format_is_refused(path: Path) -> None:
     storage = LmdbStorage(path)
     storage.commit(WriteBatch(facts={"clean": True}))
     storage.close()
-    with lmdb.open(str(path), max_dbs=9) as env, env.begin(write=True, db=env.open_db(b"facts")) as txn:
+    with changing(path, "facts") as txn:
         facts = b'{"format": %d}' % (FORMAT + 1)
         txn.put(b"bucket", struct.pack("<II", zlib.crc32(facts), 0) + facts)
     with pytest.raises(NewerFormat, match=f"format {FORMAT + 1}.*use the version that wrote it"):
@@ -239,6 +250,7 @@ def test_groups_and_blocks_of_all_sizes_one_behind_the_other(path: Path, monkeyp
     groups = [(number, rng.randbytes(size)) for number, size in enumerate(sizes, start=1)]
     blocks = [Block(number, 7, rng.randbytes(size)) for number, size in enumerate(reversed(sizes))]
     storage = LmdbStorage(path)
+    storage.commit(WriteBatch(facts={"clean": True}))
     for group, block in zip(groups, blocks, strict=True):
         storage.commit(WriteBatch(group=group, blocks=[block, Block(20, block.vbucket + 1, block.records[:9])]))
     storage.close()
@@ -322,7 +334,7 @@ def test_damaged_contents_are_noticed(path: Path, clock: Clock, what: bytes) -> 
 def test_a_digit_that_changed_is_noticed(path: Path, clock: Clock, table: str, key: bytes) -> None:
     """What is still good JSON but says something else: only a checksum notices."""
     fill(path, clock)
-    with lmdb.open(str(path), max_dbs=9) as env, env.begin(write=True, db=env.open_db(table.encode())) as txn:
+    with changing(path, table) as txn:
         value = bytes(txn.get(key) or b"")
         place = next(place for place in range(10, len(value)) if value[place : place + 1].isdigit())
         txn.put(key, value[:place] + (b"1" if value[place : place + 1] != b"1" else b"2") + value[place + 1 :])
@@ -333,7 +345,7 @@ def test_a_digit_that_changed_is_noticed(path: Path, clock: Clock, table: str, k
 def test_a_block_under_another_key_is_noticed(path: Path, clock: Clock) -> None:
     """In another order its predecessors would count as known already, and be left out."""
     fill(path, clock)
-    with lmdb.open(str(path), max_dbs=9) as env, env.begin(write=True, db=env.open_db(b"blocks")) as txn:
+    with changing(path, "blocks") as txn:
         key = struct.pack(">HQ", 0, 500)
         txn.put(struct.pack(">HQ", 0, 499), bytes(txn.get(key) or b""))
         txn.delete(key)
@@ -467,6 +479,59 @@ def test_format_2_is_upgraded_in_place(path: Path, clock: Clock) -> None:
     with lmdb.open(str(path), max_dbs=9) as env, env.begin(db=env.open_db(b"descriptions")) as txn:
         for _, value in txn.cursor():
             assert struct.unpack_from("<I", value)[0] == zlib.crc32(value[8:])
+
+
+def test_format_3_is_upgraded_in_place(path: Path, clock: Clock) -> None:
+    """Its commits have no numbers. Afterwards the number of either commit is checked."""
+    path.mkdir()
+    with tarfile.open(SAMPLES / "format-3.tar.xz") as archive:
+        archive.extractall(path, filter="data")
+    for _ in range(2):
+        with Bucket.open(path, vbuckets=4, clock=clock, background=False) as bucket:
+            active, replica = bucket.vbucket(0), bucket.vbucket(1)
+            assert (active.high_seqno, active.table.items, active.table.tombstones) == (33, 11, 1)
+            assert active.get(b"late").value == b"in a group"
+            assert len(active.failover_log) == 1
+            assert replica.state is VbucketState.REPLICA
+    data = path / DATA_FILE
+    good = data.read_bytes()
+    for meta in range(2):
+        damaged = bytearray(good)
+        damaged[meta * 4096 + 16 + 24 + 2 * 48 + 8] ^= 0x40
+        data.write_bytes(damaged)
+        with pytest.raises(CorruptData, match="commit"):
+            LmdbStorage(path)
+
+
+def test_a_table_under_another_name_is_not_taken_for_an_empty_one(path: Path, clock: Clock) -> None:
+    fill(path, clock)
+    data = (path / DATA_FILE).read_bytes()
+    (path / DATA_FILE).write_bytes(data.replace(b"blocks", b"blockt"))
+    with pytest.raises(CorruptData, match="unknown table 'blockt'"):
+        Bucket.open(path, vbuckets=2, background=False)
+
+
+def test_facts_that_are_gone_do_not_make_a_new_store(path: Path, clock: Clock) -> None:
+    fill(path, clock)
+    os.truncate(path / LOCK_FILE, 0)
+    with changing(path, "facts") as txn:
+        txn.delete(b"bucket")
+    with pytest.raises(CorruptData, match="the facts about the bucket"):
+        Bucket.open(path, vbuckets=2, background=False)
+
+
+def test_a_commit_that_lacks_only_its_meta_page_is_completed(path: Path, clock: Clock) -> None:
+    """LMDB puts the old number over the new trees when it cannot write a meta page."""
+    fill(path, clock)
+    data = path / DATA_FILE
+    good = bytearray(data.read_bytes())
+    place = {struct.unpack_from("<Q", good, meta * 4096 + 144)[0]: meta * 4096 + 136 for meta in range(2)}
+    last = max(place)
+    struct.pack_into("<QQ", good, place[last], struct.unpack_from("<Q", good, place[last - 1])[0], last - 2)
+    data.write_bytes(good)
+    with Bucket.open(path, vbuckets=2, clock=clock, background=False) as bucket:
+        assert len(bucket.vbucket(0).failover_log) == 1, "the last commit is the mark of a clean stop"
+        assert bucket.vbucket(0).get(b"late").value == b"in a group"
 
 
 def test_a_backup_goes_to_an_empty_directory(path: Path, clock: Clock) -> None:

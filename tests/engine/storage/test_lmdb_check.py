@@ -6,13 +6,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
 
+from tests.support.bucket_digest import digest
+from tests.support.depth import by_depth
+from tests.support.manual_clock import Clock
+from upriver.engine import Bucket
 from upriver.engine.storage.interface import Block, WriteBatch
 from upriver.engine.storage.lmdb import LmdbStorage
-from upriver.engine.storage.lmdb_check import Damaged, check_pages, meta_pages
+from upriver.engine.storage.lmdb_check import Damaged, Unfinished, check_commit, check_file, meta_pages
+from upriver.errors import StorageError
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -46,7 +52,7 @@ def pages_of(file: Path, kind: int) -> list[int]:
         if number * PAGE == start and flags == kind:
             changed(file, start, struct.pack("<Q", 2**40))
             try:
-                check_pages(file)
+                check_file(file)
             except Damaged:
                 found.append(start)
             file.write_bytes(data)
@@ -54,13 +60,13 @@ def pages_of(file: Path, kind: int) -> list[int]:
 
 
 def test_a_sound_file_passes(file: Path, tmp_path: Path) -> None:
-    check_pages(file)
+    check_file(file)
     empty = tmp_path / "empty"
     empty.touch()
-    check_pages(empty)
+    check_file(empty)
     with lmdb.open(str(tmp_path / "new"), max_dbs=1):
         pass
-    check_pages(tmp_path / "new" / "data.mdb")
+    check_file(tmp_path / "new" / "data.mdb")
 
 
 #: Commits whenever it reads a line, each time other pages.
@@ -99,12 +105,12 @@ def test_a_commit_without_readers_is_overwritten(file: Path) -> None:
     with writer(file.parent) as commit:
         commit()
         shown = meta_pages(file)[0]
-        check_pages(file, shown)
+        check_commit(file, shown)
         for _ in range(4):
             commit()
         with pytest.raises(Damaged):  # what it showed is no more, though nothing is damaged
-            check_pages(file, shown)
-        check_pages(file)
+            check_commit(file, shown)
+        check_file(file)
 
 
 def test_a_commit_that_is_read_can_be_looked_at(file: Path) -> None:
@@ -115,7 +121,7 @@ def test_a_commit_that_is_read_can_be_looked_at(file: Path) -> None:
             assert shown.transaction == txn.id() == env.info()["last_txnid"]
             for _ in range(4):
                 commit()
-            check_pages(file, shown)
+            check_commit(file, shown)
             assert env.info()["last_txnid"] == shown.transaction + 4
 
 
@@ -123,7 +129,7 @@ def test_a_commit_that_is_read_can_be_looked_at(file: Path) -> None:
 def test_a_head_with_impossible_pages(file: Path, place: int) -> None:
     changed(file, place + 16 + 24, bytes(4))  # LMDB divides by it
     with pytest.raises(Damaged, match="pages of 0 bytes"):
-        check_pages(file)
+        check_file(file)
 
 
 @pytest.mark.parametrize("kind", [0x01, 0x02, 0x04])
@@ -142,7 +148,7 @@ def test_a_damaged_head_of_a_page(file: Path, kind: int, offset: int, value: byt
         data = file.read_bytes()
         changed(file, start + offset, value)
         with pytest.raises(Damaged):
-            check_pages(file)
+            check_file(file)
         file.write_bytes(data)
 
 
@@ -154,7 +160,7 @@ def test_entries_that_lie_elsewhere(file: Path) -> None:
         for offset, value in ((16, b"\x01\x00"), (16, b"\xff\xff"), (place + 6, b"\xff\x7f")):
             changed(file, start + offset, value)
             with pytest.raises(Damaged):
-                check_pages(file)
+                check_file(file)
             file.write_bytes(data)
 
 
@@ -164,12 +170,12 @@ def test_a_page_used_twice_and_one_left_out(file: Path) -> None:
     first, second = struct.unpack_from("<HH", data, start + 16)
     changed(file, start + second, data[start + first : start + first + 6])
     with pytest.raises(Damaged, match="twice"):
-        check_pages(file)
+        check_file(file)
     file.write_bytes(data)
     (lower,) = struct.unpack_from("<H", data, start + 12)
     changed(file, start + 12, struct.pack("<H", lower - 2))
-    with pytest.raises(Damaged, match="entries instead of"):
-        check_pages(file)
+    with pytest.raises(Damaged, match="ends outside of its place"):
+        check_file(file)
 
 
 def test_a_tree_deeper_than_any(file: Path) -> None:
@@ -177,12 +183,12 @@ def test_a_tree_deeper_than_any(file: Path) -> None:
     for head in (0, PAGE):
         changed(file, head + 16 + 24 + 48 + 6, b"\xff\xff")
     with pytest.raises(Damaged, match="levels"):
-        check_pages(file)
+        check_file(file)
     file.write_bytes(data)
     for head in (0, PAGE):
         changed(file, head + 16, b"invalid!")
     with pytest.raises(Damaged, match="meta page"):
-        check_pages(file)
+        check_file(file)
 
 
 def random_batch(rng: random.Random, number: int, blocks: set[tuple[int, int]]) -> WriteBatch:
@@ -211,9 +217,10 @@ def test_whatever_was_committed_passes(quick_disk: Path, seed: int) -> None:
     """Also where the file ends before the last page that the head counts."""
     rng, blocks = random.Random(seed), set[tuple[int, int]]()
     storage = LmdbStorage(quick_disk / "data")
+    storage.commit(WriteBatch(facts={"clean": True}))
     for number in range(1, 151):
         storage.commit(random_batch(rng, number, blocks))
-        check_pages(quick_disk / "data" / "data.mdb")
+        check_file(quick_disk / "data" / "data.mdb")
     storage.close()
     LmdbStorage(quick_disk / "data").close()
 
@@ -222,7 +229,7 @@ def test_a_head_that_counts_more_pages_than_there_is_room_for(file: Path) -> Non
     for head in (0, PAGE):
         changed(file, head + 16 + 24 + 2 * 48, struct.pack("<Q", 2**50))
     with pytest.raises(Damaged, match="reserved"):
-        check_pages(file)
+        check_file(file)
 
 
 def test_a_value_that_the_file_ends_in(tmp_path: Path) -> None:
@@ -230,7 +237,160 @@ def test_a_value_that_the_file_ends_in(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path)) as env, env.begin(write=True) as txn:
         txn.put(b"key", bytes(20_000))
     file = tmp_path / "data.mdb"
-    check_pages(file)
+    check_file(file)
     os.truncate(file, pages_of(file, 0x04)[0] + PAGE)
     with pytest.raises(Damaged, match="the file ends before"):
-        check_pages(file)
+        check_file(file)
+
+
+# Every class of page, at every word.
+
+META_BYTES = 16 + 136
+BRANCH, LEAF, OVERFLOW = 0x01, 0x02, 0x04
+
+
+@pytest.fixture
+def store(quick_disk: Path, clock: Clock) -> Path:
+    """A store in which each table has branch pages, and the lists of free pages overflow."""
+    path = quick_disk / "data"
+    with Bucket.open(path, vbuckets=64, clock=clock, background=False) as bucket:
+        bucket.create_vbuckets()
+        for turn in range(6):
+            for i in range(64 * 8):
+                bucket.vbucket(i % 64).set(b"key%d" % i, b"value %d" % turn * 60)
+            bucket.flusher.request_checkpoint()
+            bucket.flusher.drain()
+        for i in range(300):
+            bucket.vbucket(i % 64).set(b"late%d" % i, b"value" * (900 if i % 20 == 0 else 20))
+            bucket.flusher.step()
+        for vbucket in bucket:
+            bucket.flusher.request_compaction(vbucket)
+        bucket.flusher.drain()
+    return path
+
+
+def pages_by_class(data: bytes) -> dict[tuple[str, int], list[int]]:
+    """Where the pages of each tree and kind are, for the last commit; and the meta pages."""
+    found: dict[tuple[str, int], list[int]] = {("meta", 0): [0], ("meta", 1): [PAGE]}
+    newest = max((0, PAGE), key=lambda meta: struct.unpack_from("<Q", data, meta + META_BYTES - 8)[0])
+    trees = [("free", data[newest + 40 : newest + 88]), ("main", data[newest + 88 : newest + 136])]
+    while trees:
+        name, tree = trees.pop()
+        todo = [struct.unpack("<IHHQQQQQ", tree)[-1]]
+        while todo:
+            start = todo.pop() * PAGE
+            kind, lower = struct.unpack_from("<HH", data, start + 10)
+            found.setdefault((name, kind), []).append(start)
+            if kind == OVERFLOW:
+                continue
+            for pointer in struct.unpack_from(f"<{(lower - 16) // 2}H", data, start + 16):
+                low, high, flags, size = struct.unpack_from("<HHHH", data, start + pointer)
+                value = start + pointer + 8 + size
+                if kind == BRANCH:
+                    todo.append(low | high << 16 | flags << 32)
+                elif flags & 1:
+                    todo += struct.unpack_from("<Q", data, value)
+                elif flags & 2:
+                    trees.append((data[value - size : value].decode(), data[value : value + 48]))
+    return found
+
+
+def outcome(path: Path, clock: Clock, expected: dict[int, Any]) -> str:
+    """Open a store, compare it, write to it so that free pages are used, and compare it once more."""
+    try:
+        bucket = Bucket.open(path, vbuckets=64, clock=clock, background=False)
+    except StorageError as error:
+        return str(error)
+    assert digest(bucket) == expected
+    for i in range(0, 64 * 8, 5):
+        bucket.vbucket(i % 64).set(b"key%d" % i, b"new value" * 50)
+        if i % 40 == 0:
+            bucket.flusher.step()
+    bucket.flusher.request_checkpoint()
+    bucket.flusher.drain()
+    bucket.storage.commit(WriteBatch(facts={"clean": True}))
+    written = digest(bucket)
+    bucket.abandon()
+    with Bucket.open(path, vbuckets=64, clock=clock, background=False) as again:
+        assert digest(again) == written
+    return "unaffected"
+
+
+@pytest.mark.parametrize("every_word", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_each_word_of_each_class_of_page(store: Path, clock: Clock, every_word: bool) -> None:
+    """Each damage is refused with one line, or changes nothing, neither now nor when free pages are used."""
+    rng, file = random.Random(3), store / "data.mdb"
+    with Bucket.open(store, vbuckets=64, clock=clock, background=False) as bucket:
+        expected = digest(bucket)
+    good = file.read_bytes()
+    classes = pages_by_class(good)
+    assert {name for name, _ in classes} == {"meta", "main", "free", "facts", "descriptions", "groups", "blocks"}
+    for name, kind in (("descriptions", BRANCH), ("groups", BRANCH), ("groups", OVERFLOW), ("free", OVERFLOW)):
+        assert (name, kind) in classes
+    refused = unaffected = 0
+    for (name, _), pages in sorted(classes.items()):
+        page = rng.choice(pages)
+        words = range(0, META_BYTES if name == "meta" else PAGE, 8)
+        some = [*words[:2], *rng.sample(words, 5)] if name != "meta" else words
+        for word in words if every_word else some:
+            for damage in rng.sample(DAMAGES, by_depth(quick=1, deep=2)):
+                old = good[page + word : page + word + 8]
+                new = damage(rng, old)
+                changed(file, page + word, new)
+                said = outcome(store, clock, expected)
+                if said == "unaffected":
+                    unaffected += 1
+                else:
+                    assert said.endswith("restore the directory from a backup"), (name, page, word, old, new)
+                    assert "\n" not in said
+                    refused += 1
+                file.write_bytes(good)
+    assert refused > 50
+    assert unaffected
+
+
+def _flipped(rng: random.Random, word: bytes) -> bytes:
+    return (int.from_bytes(word, "little") ^ 1 << rng.randrange(64)).to_bytes(8, "little")
+
+
+#: Ways to damage a word: one bit, a neighbouring number, another page number, zeroes, ones, noise.
+DAMAGES: list[Callable[[random.Random, bytes], bytes]] = [
+    _flipped,
+    lambda _, word: ((int.from_bytes(word, "little") + 1) % 2**64).to_bytes(8, "little"),
+    lambda rng, _: rng.randrange(400).to_bytes(8, "little"),
+    lambda _, __: bytes(8),
+    lambda _, __: b"\xff" * 8,
+    lambda rng, _: rng.randbytes(8),
+]
+
+
+def test_each_bit_of_both_transaction_numbers(store: Path) -> None:
+    """LMDB would take the older commit for the newer one; a number that is too low hides the last commit."""
+    file = store / "data.mdb"
+    good = file.read_bytes()
+    last = meta_pages(file)[0].transaction
+    for meta in (0, PAGE):
+        for bit in range(64):
+            data = bytearray(good)
+            place = meta + META_BYTES - 8 + bit // 8
+            data[place] ^= 1 << bit % 8
+            file.write_bytes(data)
+            with pytest.raises(Damaged) as caught:
+                check_file(file)
+            assert not isinstance(caught.value, Unfinished) or caught.value.commit.transaction == last
+
+
+def test_each_listed_page_that_becomes_another(store: Path) -> None:
+    """Of 210 such damages 60 destroyed data, when nothing compared free pages with used ones."""
+    rng, file = random.Random(4), store / "data.mdb"
+    good = file.read_bytes()
+    pages = len(good) // PAGE
+    for page in pages_by_class(good)["free", OVERFLOW]:
+        (count,) = struct.unpack_from("<Q", good, page + 16)
+        for place in rng.sample(range(count), 30):
+            where = page + 24 + 8 * place
+            other = rng.choice([n for n in range(pages) if n != struct.unpack_from("<Q", good, where)[0]])
+            changed(file, where, struct.pack("<Q", other))
+            with pytest.raises(Damaged, match="the free pages"):
+                check_file(file)
+            file.write_bytes(good)

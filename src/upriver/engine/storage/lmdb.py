@@ -3,7 +3,7 @@
 Theory of operation. Four tables in one LMDB file: facts, descriptions, groups (by number), blocks (by vbucket and last
 seqno). LMDB never overwrites a page that the last commit can see, so a crash at any instant leaves that commit. Every
 value has a checksum of itself and of its key, which is verified on every read; the pages in between are checked before
-LMDB trusts them.
+LMDB trusts them. Every commit stores its transaction number in the main tree, for that check.
 
 The map is reserved large and sparse, because a full map would lose a transaction; a full disk is then an ordinary write
 error that ends the transaction and leaves the store as it was. Never WRITEMAP (a full disk would be a SIGBUS), never
@@ -32,14 +32,22 @@ import lmdb
 from isal.isal_zlib import crc32  # the CRC-32 of zlib, three times as fast
 
 from upriver.engine.storage.interface import Block, Storage, WriteBatch
-from upriver.engine.storage.lmdb_check import Damaged, check_pages
+from upriver.engine.storage.lmdb_check import (
+    COMMIT_KEY,
+    COMMIT_NUMBER,
+    Contents,
+    Damaged,
+    Unfinished,
+    check_file,
+    complete,
+)
 from upriver.errors import CorruptData, DataInUse, ForeignData, NewerFormat, StorageError
 from upriver.files import sync
 from upriver.model import PREFIX, SEQNO_OFFSET, aligned, size_at
 
 log = logging.getLogger(__name__)
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 MAP_BYTES: Final = 2**40
 LOCK_FILE: Final = "upriver.lock"
 DATA_FILE: Final = "data.mdb"
@@ -53,9 +61,11 @@ _NUMBER: Final = struct.Struct(">Q")
 _VBUCKET: Final = struct.Struct(">H")
 _BUCKET: Final = b"bucket"
 _META_BYTES_MIN: Final = 2 * 4096
-_TABLES: Final = 4
+_TABLES: Final = (b"facts", b"descriptions", b"groups", b"blocks")
 #: Up to this format facts and descriptions had no checksum.
 _BARE_FORMAT: Final = 2
+#: From this format on every commit stores its number.
+_NUMBERED_FORMAT: Final = 4
 _ADVICE: Final = "restore the directory from a backup"
 _SIGNATURE: Final = b"upriver store "
 _SIGNATURE_BYTES_MAX: Final = 256
@@ -144,6 +154,7 @@ class LmdbStorage(Storage):
             self._env.reader_check()  # a process killed during a backup would keep pages from being reused
             with self._env.begin(write=True) as txn:
                 self._write(txn, batch)
+                _number(txn, self._main)
         except (lmdb.Error, OSError) as error:
             self._check_environment()
             raise StorageError(self.path, f"cannot write: {error}") from error
@@ -168,13 +179,18 @@ class LmdbStorage(Storage):
             raise StorageError(path, f"cannot write the backup: {error}") from error
 
     def _mark_as_copy(self, path: str) -> None:
-        """Mark the backup, so that it opens as another store than the original."""
+        """Mark the backup, so that it opens as another store than the original.
+
+        Transaction numbers start again in a copy, so both meta pages need a commit with its own number.
+        """
         with lmdb.open(path, map_size=self._map_bytes, max_dbs=8, lock=False) as env:
-            meta = env.open_db(b"facts")
-            with env.begin(write=True, db=meta) as txn:
-                stored = txn.get(_BUCKET)
-                facts = {"format": FORMAT} if stored is None else self._known_facts(stored)
-                txn.put(_BUCKET, _sealed(b"", json.dumps({**facts, "clean": False, "copy": True}).encode()))
+            main, meta = env.open_db(None), env.open_db(b"facts")
+            for _ in range(2):
+                with env.begin(write=True, db=meta) as txn:
+                    stored = txn.get(_BUCKET)
+                    facts = {"format": FORMAT} if stored is None else self._known_facts(stored)
+                    txn.put(_BUCKET, _sealed(b"", json.dumps({**facts, "clean": False, "copy": True}).encode()))
+                    _number(txn, main)
 
     def size_bytes(self) -> int:
         return os.stat(os.path.join(self.path, DATA_FILE)).st_blocks * 512
@@ -217,22 +233,41 @@ class LmdbStorage(Storage):
         elif size < _META_BYTES_MIN:
             raise CorruptData(self.path, f"{DATA_FILE} is truncated: {_ADVICE}")
         try:
-            if data.exists():
-                check_pages(data)
+            contents = self._checked_file(data) if size else None
+            self._complete = contents is not None and contents.tables.issuperset(_TABLES)
+            self._numbered = contents is not None and contents.number is not None
             return self._open_environment()
         except (Damaged, *_DAMAGE) as error:
             raise CorruptData(self.path, f"{DATA_FILE} cannot be read: {error}: {_ADVICE}") from None
         except (lmdb.Error, OSError) as error:
             raise StorageError(self.path, f"cannot be opened: {error}") from error
 
+    def _checked_file(self, data: Path) -> Contents:
+        try:
+            contents = check_file(data)
+        except Unfinished as error:
+            complete(data, error.commit)
+            log.warning("%s: %s; it is completed now", self.path, error)
+            contents = check_file(data)
+        unknown = contents.tables.difference(_TABLES)
+        if unknown and not contents.tables.intersection(_TABLES):
+            raise ForeignData(self.path, f"{DATA_FILE} belongs to another program")
+        if unknown:  # LMDB would start an empty table in place of the one with a damaged name
+            raise Damaged(f"there is an unknown table {min(unknown).decode(errors='replace')!r}")
+        return contents
+
     def _open_environment(self) -> lmdb.Environment:
         env = lmdb.open(self.path, map_size=self._map_bytes, max_dbs=8, readahead=True, meminit=False)
         try:
             self._main = env.open_db(None)
-            self._meta = env.open_db(b"facts")
-            self._descriptions = env.open_db(b"descriptions")
-            self._groups = env.open_db(b"groups")
-            self._blocks = env.open_db(b"blocks")
+            if self._complete:
+                tables = [env.open_db(name, create=False) for name in _TABLES]
+            else:
+                with env.begin(write=True) as txn:
+                    tables = [env.open_db(name, txn=txn) for name in _TABLES]
+                    _number(txn, self._main)
+                self._complete = True
+            self._meta, self._descriptions, self._groups, self._blocks = tables
         except BaseException:
             env.close()
             raise
@@ -242,13 +277,15 @@ class LmdbStorage(Storage):
         try:
             with self._reading(), self._env.begin(db=self._meta) as txn:
                 stored = txn.get(_BUCKET)
-                tables = txn.stat(self._main)["entries"] if stored is None else 0
+                entries = [txn.stat(table)["entries"] for table in (self._meta, self._descriptions, self._blocks)]
             if stored is None:
-                if tables > _TABLES:
-                    raise ForeignData(self.path, f"{DATA_FILE} belongs to another program")
                 self._check_unsigned(f"{DATA_FILE} holds no store")
+                if any(entries):
+                    raise self._damaged("the facts about the bucket")
                 return {}
             facts = self._known_facts(stored)
+            if facts["format"] >= _NUMBERED_FORMAT and not self._numbered:
+                raise self._damaged("the number of the last commit")
             while facts["format"] < FORMAT:
                 facts = self._upgrade(facts)
         except BaseException:
@@ -283,6 +320,8 @@ class LmdbStorage(Storage):
                     for key, value in list(txn.cursor(db=self._descriptions)):
                         self._json(value, f"the description of vbucket {key.hex()}")
                         txn.put(key, _sealed(key, value), db=self._descriptions)
+                if facts["format"] >= _NUMBERED_FORMAT:
+                    _number(txn, self._main)
                 text = json.dumps(facts).encode()
                 txn.put(_BUCKET, text if facts["format"] <= _BARE_FORMAT else _sealed(b"", text), db=self._meta)
         except OSError as error:
@@ -467,6 +506,11 @@ def _entries(directory: Path) -> set[str]:
 
 def _block_name(vbucket: int, upto: int) -> str:
     return f"the block of vbucket {vbucket} up to {upto}"
+
+
+def _number(txn: lmdb.Transaction, main: Any) -> None:
+    """Store the number of the commit in its main tree; its page is written with every commit anyway."""
+    txn.put(COMMIT_KEY, COMMIT_NUMBER.pack(txn.id()), db=main)
 
 
 def _sealed(key: bytes, value: bytes | memoryview) -> bytes:

@@ -11,7 +11,7 @@ from typing import Final
 import lmdb
 
 from upriver.engine.storage.lmdb import DATA_FILE, LOCK_FILE, LmdbStorage
-from upriver.engine.storage.lmdb_check import Damaged, check_pages, meta_pages
+from upriver.engine.storage.lmdb_check import Contents, Damaged, MetaPage, check_commit, check_file, meta_pages
 from upriver.errors import CorruptData, ForeignData, StorageError
 
 #: How often newer commits may overwrite a meta page while we read it.
@@ -58,7 +58,7 @@ class _Reader(LmdbStorage):
         except OSError as error:
             raise StorageError(self.path, f"cannot be opened: {error}") from error
         try:
-            self._check_shown(env, file)
+            self._numbered = self._check_shown(env, file).number is not None
             self._main = env.open_db(None)
             tables = (env.open_db(name, create=False) for name in (b"facts", b"descriptions", b"groups", b"blocks"))
             self._meta, self._descriptions, self._groups, self._blocks = tables
@@ -70,7 +70,7 @@ class _Reader(LmdbStorage):
             raise
         return env
 
-    def _check_shown(self, env: lmdb.Environment, file: Path) -> None:
+    def _check_shown(self, env: lmdb.Environment, file: Path) -> Contents:
         """Check the pages of the last commit; LMDB does not reuse them while a transaction reads that commit.
 
         The commit after the next overwrites its meta page, so the page counts only if no other commit came while it was
@@ -78,11 +78,19 @@ class _Reader(LmdbStorage):
         """
         for _ in range(ATTEMPTS):
             with env.begin() as txn:
-                found = [page for page in meta_pages(file) if page.transaction == txn.id()]
-                if found and env.info()["last_txnid"] == txn.id():
-                    check_pages(file, found[0])
-                    return
+                metas = meta_pages(file)
+                if metas[0].transaction == txn.id() == env.info()["last_txnid"]:
+                    return self._check_last(file, metas)
         raise StorageError(self.path, "the data changes too quickly to be checked: try again")
+
+    def _check_last(self, file: Path, metas: list[MetaPage]) -> Contents:
+        """Check the commit of the first meta page; of the other one too, unless a writer has gone on."""
+        try:
+            return check_file(file)
+        except Damaged:
+            if meta_pages(file) == metas:
+                raise
+        return check_commit(file, metas[0])
 
     def _upgrade(self, facts: dict[str, object]) -> dict[str, object]:
         raise StorageError(self.path, f"has the old format {facts['format']}: start a node on it once to upgrade it")

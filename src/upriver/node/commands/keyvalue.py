@@ -156,9 +156,9 @@ def set_(session: Session, request: Set) -> Answer:
 
 @command(Add, AddQ, role=Role.WRITE)
 def add(session: Session, request: Add) -> Answer:
-    """Store a value if the key does not exist."""
+    """Store a value if the key does not exist; with a CAS it replaces that version, as in memcached."""
     if request.cas:
-        raise InvalidArguments("an add must not have a CAS")
+        return set_(session, request)
     vbucket = active_vbucket(session, request)
     cas, seqno = vbucket.add(
         checked_key(request.key),
@@ -201,8 +201,8 @@ def join(session: Session, request: Append) -> Answer:
 def touch(session: Session, request: Touch) -> Answer:
     """Set the expiry of an item."""
     vbucket = active_vbucket(session, request)
-    cas, seqno = vbucket.touch(checked_key(request.key), request.expiration)
-    return written(session, request, vbucket, cas, seqno)
+    flags, cas, seqno = vbucket.touch(checked_key(request.key), request.expiration)
+    return written(session, request, vbucket, cas, seqno, flags=flags)
 
 
 @command(Gat, GatQ, role=Role.READ | Role.WRITE)
@@ -239,7 +239,9 @@ def flush(session: Session, request: Flush) -> Answer:
     answer = None if isinstance(request, FlushQ) else success(request)
     wait_s: float = request.expiration or 0
     if wait_s > RELATIVE_EXPIRY_S_MAX:
-        wait_s = max(0.0, wait_s - node.clock())
+        wait_s -= node.clock()
+        if wait_s <= 0:
+            return answer  # memcached drops items older than that second; here only the delayed flush is cancelled
     if wait_s:
         node.flush_timer = node.scheduler.later(wait_s, run_later)
         return answer

@@ -302,6 +302,13 @@ class Touch(Request):
     key: Key
 
 
+@memcached.response(0x1C, extras=(0, 4))
+class TouchResponse(Response):
+    """Touched. Memcached sends the flags of the item, other servers send none."""
+
+    flags: Annotated[int | None, UInt(4), Only(4)] = None
+
+
 @memcached.request(0x1D, errors=_READ)
 class Gat(Touch):
     """Read a value and set a new expiration."""
