@@ -30,6 +30,7 @@
     ├── StreamRolledBack          the source rolled back, and the consumer's policy is to fail
     │   └── QueryRolledBack       the same for a query
     ├── StreamRefused             the source refuses a stream
+    │   └── NoActiveCopy          no node has the active copy of some vbuckets
     ├── OptionError               an unknown option, or an invalid value
     ├── RowsRefused               a cluster refused rows
     ├── TargetRefused             a pipeline's target refused changes
@@ -467,6 +468,31 @@ class StreamRefused(UpriverError):
 
     def __str__(self) -> str:
         return f"vbucket {self.vbucket}: {self.why}"
+
+
+class NoActiveCopy(StreamRefused):
+    """No node has the active copy of these vbuckets, so reading the rest would leave their documents out."""
+
+    def __init__(self, vbuckets: Sequence[int]) -> None:
+        super().__init__(vbuckets[0], "no node has its active copy")
+        self.vbuckets = tuple(vbuckets)
+
+    def __str__(self) -> str:
+        return (
+            f"no node has the active copy of vbucket {_ranges(self.vbuckets)};"
+            " read replicas instead (--replicas, active_only=False), or name the vbuckets to read"
+        )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in the form ``0-3,7``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 class CheckpointError(StorageError):

@@ -234,6 +234,7 @@ class FakeCursor:
         self.seqno = self.last_read_seqno = start
         self.end_seqno = end
         self.changes_read = self.expirations_read = self.bytes_filtered = 0
+        self.undecided = False
         self.snapshot: Snapshot | None = None
         self.from_disk = False
         self.begins_checkpoint = False
@@ -304,6 +305,9 @@ class FakeCursor:
 
     def read_columns(self, max_bytes: int) -> pa.RecordBatch:
         return change_batch(record.change for record in self._take(max_bytes))
+
+    def when_decided(self, callback: Callable[[], object]) -> None:
+        callback()
 
     def _take(self, max_bytes: int) -> list[Record]:
         """The next records that pass the filters, until they have this many bytes; at least one if there is one."""

@@ -13,18 +13,28 @@ from itertools import repeat
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from upriver.client.consumer import VbucketEvent
 from upriver.model import CHANGES, Event
+from upriver.wire.codec import key_vbuckets
 
 #: The numbers that a document has beside its key and value.
 NUMBERS: Final = ("flags", "expiry", "cas", "seqno", "vbucket", "rev_seqno")
 _MAX: Final = {field.name: 2**field.type.bit_width - 1 for field in CHANGES if pa.types.is_integer(field.type)}
+#: A column that says that a document lies in another vbucket than its key's: a client put it there.
+MISPLACED: Final = pa.field("misplaced", pa.bool_(), nullable=False)
 _compact: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class NotADocument(Exception):
     """A line is not a document, and why."""
+
+
+def with_misplaced(changes: pa.RecordBatch, vbuckets: int) -> pa.RecordBatch:
+    """The rows with the column ``MISPLACED``, for a bucket with this number of vbuckets."""
+    found = pc.not_equal(changes.column("vbucket"), key_vbuckets(changes.column("key"), vbuckets))
+    return changes.append_column(MISPLACED, found)
 
 
 def lines_of(batch: pa.RecordBatch, *, with_event: bool = False) -> Iterator[str]:
@@ -36,10 +46,11 @@ def lines_of(batch: pa.RecordBatch, *, with_event: bool = False) -> Iterator[str
         columns.get("value", repeat(None)),
         columns.get("event", repeat(int(Event.MUTATION))),
         columns.get("datatype", repeat(0)),
+        columns.get(MISPLACED.name, repeat(False)),
         *numbers,
         strict=False,
     )
-    for key, value, event, datatype, *others in rows:
+    for key, value, event, datatype, misplaced, *others in rows:
         document = text_fields("key", key)
         if with_event:
             document["event"] = Event(event).name.lower()
@@ -50,6 +61,8 @@ def lines_of(batch: pa.RecordBatch, *, with_event: bool = False) -> Iterator[str
         document |= zip(NUMBERS, others, strict=True)
         if datatype:
             document["datatype"] = datatype
+        if misplaced:
+            document[MISPLACED.name] = True
         yield _compact(document)
 
 
@@ -84,9 +97,10 @@ def batches_of(lines: Iterable[bytes], rows_max: int) -> Iterator[pa.RecordBatch
         yield _batch(rows)
 
 
-_COLUMNS: Final = ("key", "value", "event", "flags", "expiry", "datatype", "cas", "rev_seqno")
-#: The version of a document on another node. A document may have none, which differs from 0.
-_VERSION: Final = ("cas", "rev_seqno")
+_COLUMNS: Final = ("key", "value", "event", "flags", "expiry", "datatype", "cas", "rev_seqno", "vbucket")
+_TYPES: Final = [*(CHANGES.field(name) for name in _COLUMNS), MISPLACED]
+#: The version of a document on another node, and its vbucket there. A document may have none, which differs from 0.
+_VERSION: Final = ("cas", "rev_seqno", "vbucket")
 
 
 def _row(line: bytes) -> tuple[Any, ...]:
@@ -104,7 +118,11 @@ def _row(line: bytes) -> tuple[Any, ...]:
     if value is None and not deleted:
         raise NotADocument("the value is missing")
     event = Event.DELETION if deleted else Event.MUTATION
-    return (key, value or b"", int(event), *(_number(document, name) for name in _COLUMNS[3:]))
+    numbers = [_number(document, name) for name in _COLUMNS[3:]]
+    misplaced = document.get(MISPLACED.name, False)
+    if type(misplaced) is not bool or (misplaced and numbers[-1] is None):
+        raise NotADocument(f"{MISPLACED.name} must be true or false, and true only beside a vbucket")
+    return (key, value or b"", int(event), *numbers, misplaced)
 
 
 def _bytes(document: Mapping[str, Any], name: str) -> bytes | None:
@@ -137,5 +155,5 @@ def _number(document: Mapping[str, Any], name: str) -> int | None:
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = zip(_COLUMNS, zip(*rows, strict=True), strict=True)
-    return pa.record_batch({name: pa.array(values, CHANGES.field(name).type) for name, values in columns})
+    columns = zip(_TYPES, zip(*rows, strict=True), strict=True)
+    return pa.record_batch({field.name: pa.array(values, field.type) for field, values in columns})

@@ -132,3 +132,8 @@ def patience_option(
     """The option for how long to retry."""
     kind = click.FloatRange(0.1)
     return click.option("--patience", type=kind, default=default, show_default=True, metavar="SECONDS", help=help_text)
+
+
+replicas_option = click.option(
+    "--replicas", is_flag=True, help="Read the newest replica of a vbucket that has no active copy."
+)

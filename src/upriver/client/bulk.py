@@ -95,11 +95,19 @@ class BulkWork:
         self._for_now = for_now
         #: Whether the later of two rows with the same key wins, rather than the node's conflict resolution.
         self._in_order = True
+        #: Whether the rows have vbuckets of their own; otherwise their keys decide.
+        self._keeps_vbuckets = False
 
     async def write(
-        self, batch: RecordBatchLike, *, with_meta: bool, options: MetaOption | None
+        self,
+        batch: RecordBatchLike,
+        *,
+        with_meta: bool,
+        options: MetaOption | None,
+        keep_vbuckets: bool = False,
     ) -> dict[bytes, StatusError]:
         """Store and delete rows; return the refused keys with their errors."""
+        self._keeps_vbuckets = keep_vbuckets
         self._in_order = not with_meta or MetaOption.SKIP_CONFLICT_RESOLUTION in (options or MetaOption(0))
 
         def encode(rows: pa.RecordBatch, first: int) -> Any:
@@ -248,9 +256,11 @@ class BulkWork:
     def _by_node(self, batch: pa.RecordBatch) -> tuple[dict[Endpoint, pa.RecordBatch], pa.RecordBatch | None]:
         """Return the rows of each node, with their vbuckets, and the rows whose vbucket has no owner."""
         cluster_map = self._cluster.map
-        vbuckets = key_vbuckets(batch.column("key"), cluster_map.vbuckets)
-        place = CHANGES.get_field_index("vbucket")
-        batch = batch.set_column(place, CHANGES.field(place), vbuckets)
+        vbuckets = batch.column("vbucket")
+        if not self._keeps_vbuckets:
+            vbuckets = key_vbuckets(batch.column("key"), cluster_map.vbuckets)
+            place = CHANGES.get_field_index("vbucket")
+            batch = batch.set_column(place, CHANGES.field(place), vbuckets)
         if len(set(cluster_map.owners)) == 1 and cluster_map.owners[0] >= 0:
             return {cluster_map.endpoints[cluster_map.owners[0]]: batch}, None
         owners = pc.take(pa.array(cluster_map.owners, pa.int16()), vbuckets)

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 
 from upriver.engine.cursor import CursorEnd
 from upriver.engine.durability_waiters import Wait
+from upriver.engine.filters import LargeValues
 from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
 from upriver.engine.journal import CLOSED, Journal
 from upriver.engine.maintenance import Maintenance, Retention
@@ -80,6 +81,8 @@ class Bucket:
         #: The name of the store, which tells copies apart: a restored backup gets a new name.
         self.store: str = secrets.token_hex(8) if facts.get("copy") else facts.get("store") or secrets.token_hex(8)
         self.operations: Counter[str] = Counter()
+        #: The large values that filters of streams look at.
+        self.large_values = LargeValues()
         queue = queue_bytes(quota_bytes) if queue_bytes_max is None else queue_bytes_max
         # A clock that is given is the time of locks too.
         self.ledger = Ledger(clock, quota_bytes, queue, time.monotonic if clock is time.time else None)
@@ -315,6 +318,7 @@ class Bucket:
 
     def _release(self) -> None:
         self._closed = True
+        self.large_values.close()
         self.journal.closed = True
         self.ledger.refusal = CLOSED  # no write would be stored any more
         self.storage.close()

@@ -25,7 +25,7 @@ import pyarrow as pa
 # Selecting rows needs it. Importing it for the first filtered stream would block the node.
 import pyarrow.compute
 
-from upriver.engine.filters import KeyPattern, ValueFilter
+from upriver.engine.filters import KeyPattern, LargeValues, ValueFilter
 from upriver.errors import NotSupported, OutOfRange, RollbackRequired, TemporaryFailure, UpriverError
 from upriver.model import (
     BODY_LENGTH_OFFSET,
@@ -143,6 +143,15 @@ class Cursor:
         self.last_read_seqno = start_seqno
         #: The bytes that a filter has looked at, so that the reader can yield to others.
         self.bytes_filtered = 0
+        #: Judges values that are too large to look at in between; None looks at them where they are read.
+        self.large_values: LargeValues | None = None
+        #: Whether the next change is being judged: nothing more is read until then.
+        self.undecided = False
+        #: The seqno of the last change that was judged, and whether it passes.
+        self._judged = 0, False
+        #: The frames that begin with the change that is being judged, and the seqno up to which they go.
+        self._kept: tuple[bytes, int] | None = None
+        self._on_decided: Callable[[], object] | None = None
         pattern = options.key_pattern
         self._key_prefix = options.key_prefix or (b"" if pattern is None else pattern.prefix)
         #: Whether the table leaves out keys without the prefix of a filter, which takes time although nothing is read.
@@ -196,6 +205,7 @@ class Cursor:
         if self.ended is None:
             self.ended = reason
             self.snapshot = None
+            self._kept = None
         if self.vbucket.cursors.get(self.name) is self:  # another one may have taken the name since
             del self.vbucket.cursors[self.name]
 
@@ -240,20 +250,26 @@ class Cursor:
     def read(self, max_bytes: int = READ_BYTES, opaque: int = 0) -> bytes:
         """The next `dcp` frames of the announced snapshot; ``snapshot`` is None again when it is read out."""
         snapshot = self._announced()
-        upto, block = self._source(snapshot)
-        frames, count, done, last, expirations = self.table.read(
-            self.seqno,
-            upto,
-            snapshot.end,
-            FILTERED_BYTES if self._looks_at_each else max_bytes,
-            opaque,
-            self.options.history,
-            self.options.keys_only and self.options.value_filter is None,
-            self._key_prefix,
-            block,
-        )
+        if self._kept is not None:  # judged meanwhile; copying it once more would take as long
+            (frames, done), self._kept, count, last, expirations = self._kept, None, 0, 0, 0
+        else:
+            upto, block = self._source(snapshot)
+            frames, count, done, last, expirations = self.table.read(
+                self.seqno,
+                upto,
+                snapshot.end,
+                FILTERED_BYTES if self._looks_at_each else max_bytes,
+                opaque,
+                self.options.history,
+                self.options.keys_only and self.options.value_filter is None,
+                self._key_prefix,
+                block,
+            )
         if self._looks_at_each:
+            read, read_to = frames, done
             frames, count, done, last, expirations = self._filtered(frames, max_bytes, done)
+            if self.undecided and done == self.seqno:
+                self._kept = read, read_to
         if count:
             self.last_read_seqno = last
             self.expirations_read += expirations
@@ -336,6 +352,35 @@ class Cursor:
                     return
         callback()
 
+    def when_decided(self, callback: Callable[[], object]) -> None:
+        """Call back once when the next change is judged: at once if it is already."""
+        self._on_decided = callback
+        if not self.undecided:
+            self._decided()
+
+    def _decided(self) -> None:
+        callback, self._on_decided = self._on_decided, None
+        if callback is not None and self.ended is None:
+            callback()
+
+    def _passes(self, wanted: ValueFilter, event: int, value: memoryview, datatype: int, seqno: int) -> bool | None:
+        """Whether a value passes; None while that is being judged."""
+        if self.large_values is None or not wanted.takes_long(event, value, datatype):
+            return wanted.passes(event, bytes(value), datatype)
+        if self._judged[0] == seqno:
+            return self._judged[1]
+        self.undecided = True
+
+        def done(passes: bool | None) -> None:
+            if passes is not None:
+                self._judged = seqno, passes
+            self.undecided = False
+            self._decided()
+
+        deliver = self.deliver or (lambda callback: callback())
+        self.large_values.judge(wanted, value, datatype, lambda passes: deliver(partial(done, passes)))
+        return None
+
     def check_not_cut_short(self) -> None:
         """Raise if the cursor ended before its end seqno."""
         if self.ended is not CursorEnd.OK:
@@ -379,8 +424,8 @@ class Cursor:
         seqno, and the number of expirations."""
         pattern, wanted, keys_only = self.options.key_pattern, self.options.value_filter, self.options.keys_only
         kept: list[bytes] = []
-        size = offset = seen = last = expirations = 0
-        late = False
+        size = offset = last = expirations = 0
+        seen, late, view = self.seqno, False, memoryview(frames)
         deadline = perf_counter() + FILTERED_S
         while offset < len(frames):
             if late:
@@ -389,9 +434,14 @@ class Cursor:
             opcode, key_length, extras, datatype, body, seqno = _FRAME.unpack_from(frames, offset)
             key = offset + HEADER.size + extras
             value, end = key + key_length, offset + HEADER.size + body
-            if (pattern is None or pattern.passes(frames[key:value])) and (
-                wanted is None or wanted.passes(EVENTS[opcode], frames[value:end], datatype)
-            ):
+            passes: bool | None = pattern is None or pattern.passes(frames[key:value])
+            if passes and wanted is not None:
+                passes = self._passes(wanted, EVENTS[opcode], view[value:end], datatype, seqno)
+            if passes is None:
+                done = seen
+                break
+            if passes:
+                # A slice of all bytes is no copy.
                 frame = _without_value(frames[offset:value], value - key + extras) if keys_only else frames[offset:end]
                 if kept and size + len(frame) > max_bytes:
                     done = seen
@@ -418,9 +468,14 @@ class Cursor:
                 done = batch["seqno"][row - 1].as_py()
                 break
             length = _ROW_BYTES + len(key) + len(values[row])
-            if (pattern is None or pattern.passes(key)) and (
-                wanted is None or wanted.passes(events[row], values[row], datatypes[row])
-            ):
+            passes: bool | None = pattern is None or pattern.passes(key)
+            if passes and wanted is not None:
+                seqno = batch["seqno"][row].as_py()
+                passes = self._passes(wanted, events[row], memoryview(values[row]), datatypes[row], seqno)
+            if passes is None:
+                done = batch["seqno"][row - 1].as_py() if row else self.seqno
+                break
+            if passes:
                 if rows and size + length > max_bytes:
                     done = batch["seqno"][row - 1].as_py()
                     break

@@ -82,5 +82,8 @@ class SessionStream(Protocol):
     def flush(self) -> None:
         """Let the connection send."""
 
+    def end(self) -> None:
+        """End at once, with the last words of the dialect: the roles under which it began no longer hold."""
+
     def lose(self) -> None:
         """Forget the connection, which is closed."""

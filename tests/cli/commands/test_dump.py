@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,7 +15,8 @@ from tests.support.command_runner import Run
 from tests.support.terminal import COMMAND, PATIENCE_S, Terminal, piped
 from upriver.cli.commands.dump import live
 from upriver.client import SyncKvClient
-from upriver.model import Change, Event, change_batch
+from upriver.client.consumer import DIALECTS
+from upriver.model import Change, Event, VbucketState, change_batch
 from upriver.node import EmbeddedNode, start
 
 
@@ -140,3 +142,58 @@ def test_a_node_that_is_gone_for_good() -> None:
     _, said = dump.communicate(timeout=PATIENCE_S)
     assert dump.returncode == 1
     assert re.search(rb"upriver dump: vbucket \d: no stream for 0\.3 s: .*\n$", said), said
+
+
+def lose_active_copies(node: EmbeddedNode, *numbers: int, state: VbucketState = VbucketState.REPLICA) -> None:
+    for number in numbers:
+        node.call(partial(node.bucket.vbucket(number).set_state, state))
+
+
+@pytest.mark.parametrize("command", [("dump",), ("tail", "--from", "earliest", "--until-now", "--json")])
+def test_vbuckets_without_an_active_copy_are_no_success(
+    run: Run, node: EmbeddedNode, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("upriver.client.consumer.start_positions.OWNER_WAIT_S", 0.1)
+    run("load", "--sample", "500")
+    lose_active_copies(node, 0, 1, 2, 5)
+    result = run(*command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "active copy of vbucket 0-2,5;" in result.stderr
+    assert "--replicas" in result.stderr
+    some = run(*command, "--vbuckets", "3,4,6,7")
+    assert some.exit_code == 0
+    lose_active_copies(node, *range(8))
+    assert "active copy of vbucket 0-7;" in run(*command).stderr
+    all_of_them = run(*command, "--replicas")
+    assert all_of_them.exit_code == 0, all_of_them.stderr
+    assert len({json.loads(line)["key"] for line in all_of_them.stdout.splitlines()}) == 500
+    lose_active_copies(node, 4, state=VbucketState.DEAD)
+    assert "active copy of vbucket 4;" in run(*command, "--replicas").stderr
+
+
+def test_replicas_in_every_dialect(run: Run) -> None:
+    with start(vbuckets=2, listen="127.0.0.1:0,dialect=upr_draft1") as node:
+        run("load", "--sample", "50", node.address)
+        lose_active_copies(node, 1)
+        port = str(node.node.listen_addresses[1].port)
+        for dialect in DIALECTS:
+            where = ("--stream-port", port) if dialect == "upr_draft1" else ()
+            read = ("tail", "--replicas", "--dialect", dialect, "--from", "earliest", "--until-now", "--json")
+            result = run(*read, *where, node.address)
+            if dialect == "tap":
+                assert (result.exit_code, "tap has no seqnos and cannot do: replicas" in result.stderr) == (2, True)
+                continue
+            assert result.exit_code == 0, (dialect, result.stderr)
+            assert len({json.loads(line)["key"] for line in result.stdout.splitlines()}) == 50, dialect
+
+
+def test_the_newest_replica_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("upriver.client.consumer.start_positions.OWNER_WAIT_S", 0.1)
+    with start(vbuckets=2) as behind, start(vbuckets=2) as ahead:
+        run("load", "--sample", "10", behind.address)
+        run("load", "--sample", "30", ahead.address)
+        for node in (behind, ahead):
+            lose_active_copies(node, 0, 1)
+        both = f"{behind.address},{ahead.address}"
+        result = run("dump", "--replicas", both)
+        assert (result.exit_code, len(result.stdout.splitlines())) == (0, 30), result.stderr

@@ -9,9 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.command_runner import Run
+from tests.support.node_process import Client
 from tests.support.terminal import COMMAND, PATIENCE_S, piped
 from upriver.cli.commands.load import sample_batches, taken
+from upriver.model import vbucket_of
 from upriver.node import EmbeddedNode, start
+from upriver.wire.dialects.memcached import Get
 
 
 def documents(run: Run, *arguments: str) -> dict[str, dict[str, object]]:
@@ -160,5 +163,68 @@ def test_deletions_of_what_is_not_there_are_no_failure(run: Run, tmp_path: Path,
     assert run("dump", "--deletions", "-o", path).exit_code == 0
     with start(vbuckets=8) as other:
         result = run("load", path, other.address)
-        assert (result.exit_code, result.stderr) == (0, "10 documents are stored\n")
+        assert (result.exit_code, result.stderr) == (0, "9 documents are stored\n")
         assert run("get", "sample:00000003", other.address).exit_code == 1
+
+
+def test_deletions_are_not_counted_as_documents(run: Run) -> None:
+    run("load", "--sample", "10")
+    lines = '{"key":"new","value":"1"}\n{"key":"sample:00000003","deleted":true}\n{"key":"absent","deleted":true}\n'
+    assert run("load", "-", given=lines).stderr == "1 documents are stored, 1 are deleted\n"
+    version = '"cas":7,"rev_seqno":9'
+    with_meta = f'{{"key":"sample:00000004","deleted":true,{version}}}\n{{"key":"more","value":"2",{version}}}\n'
+    assert run("load", "--with-meta", "-", given=with_meta).stderr == "1 documents are stored, 1 are deleted\n"
+
+
+def put(node: EmbeddedNode, key: bytes, value: bytes, vbucket: int) -> None:
+    with Client(node.port) as client:
+        client.set(key, value, vbucket)
+
+
+def copies(node: EmbeddedNode, key: bytes, vbuckets: int) -> dict[int, bytes]:
+    """Where a key is, by raw gets."""
+    found = {}
+    with Client(node.port) as client:
+        for number in range(vbuckets):
+            reply = client.ask(Get(key=key, vbucket=number))
+            if reply.status == 0:
+                found[number] = reply.body[4:]
+    return found
+
+
+@pytest.mark.parametrize("name", ["all.jsonl", "all.parquet"])
+@pytest.mark.parametrize("reader", ["dump", "tail"])
+def test_a_key_in_two_vbuckets_keeps_both(run: Run, node: EmbeddedNode, tmp_path: Path, name: str, reader: str) -> None:
+    own = vbucket_of(b"twin", 8)
+    other = (own + 3) % 8
+    put(node, b"twin", b"first", own)
+    put(node, b"twin", b"second", other)
+    put(node, b"plain", b"value", vbucket_of(b"plain", 8))
+    path = tmp_path / name
+    if reader == "dump":
+        assert run("dump", "-o", str(path)).exit_code == 0
+    elif path.suffix == ".jsonl":
+        path.write_text(run("tail", "--from", "earliest", "--until-now", "--json").stdout)
+    else:
+        return
+    with start(vbuckets=8) as target:
+        result = run("load", "--with-meta", str(path), target.address)
+        assert (result.exit_code, result.stderr) == (0, "3 documents are stored\n")
+        assert copies(target, b"twin", 8) == {own: b"first", other: b"second"}
+        assert copies(target, b"plain", 8) == {vbucket_of(b"plain", 8): b"value"}
+    with start(vbuckets=8) as target:
+        result = run("load", str(path), target.address)
+        assert result.exit_code == 1
+        assert "2 documents are stored" in result.stderr
+        assert "'twin': it was in another vbucket than its key's; --with-meta" in result.stderr
+        assert copies(target, b"twin", 8) == {own: b"first"}
+    with start(vbuckets=2) as smaller:  # the keys' vbuckets differ there
+        result = run("load", "--with-meta", str(path), smaller.address)
+        assert result.exit_code == (1 if other >= 2 else 0)
+        assert copies(smaller, b"plain", 2) == {vbucket_of(b"plain", 2): b"value"}
+
+
+def test_misplaced_is_checked(run: Run) -> None:
+    for wrong in ('"misplaced":1,"vbucket":3', '"misplaced":true'):
+        result = run("load", "-", given=f'{{"key":"a","value":"b",{wrong}}}\n')
+        assert (result.exit_code, "misplaced must be" in result.stderr) == (1, True)

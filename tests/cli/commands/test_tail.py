@@ -155,3 +155,34 @@ def test_filters_are_written_as_the_help_says(run: Run) -> None:
     run("set", "basket", '{"state": "paid"}')
     result = run(*shlex.split(example[1]), "--from", "earliest", "--until-now")
     assert [line.split("\t")[3] for line in result.stdout.splitlines()] == ["order:1"], result.output
+
+
+def test_keys_without_values_overwrite_nothing(run: Run) -> None:
+    run("set", "fruit", "apple")
+    run("set", "empty", "")
+    lines = run("tail", "--from", "earliest", "--until-now", "--keys-only", "--json").stdout
+    assert [json.loads(line).get("value") for line in lines.splitlines()] == [None, None]
+    loaded = run("load", "-", given=lines)
+    assert (loaded.exit_code, "the value is missing" in loaded.stderr) == (1, True)
+    assert run("get", "fruit").stdout == "apple"
+    plain = run("tail", "--from", "earliest", "--until-now", "--keys-only").stdout.splitlines()
+    assert sorted(line.split("\t")[2:] for line in plain) == [["mutation", "empty"], ["mutation", "fruit"]]
+
+
+def test_a_checkpoint_is_not_continued_with_other_filters(run: Run, tmp_path: Path) -> None:
+    run("load", "--sample", "100")
+    path = str(tmp_path / "seen")
+    base = ("tail", "--from", "earliest", "--until-now", "--json", "--checkpoint", path)
+    assert len(run(*base, "--key-filter", "7$").stdout.splitlines()) == 10
+    for other in ((), ("--key-filter", "8$"), ("--key-filter", "7$", "--keys-only")):
+        refused = run(*base, *other)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "it was written with key_filter '7$' and cannot be continued" in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    run("set", "sample:7", "new")
+    assert len(run(*base, "--key-filter", "7$").stdout.splitlines()) == 1
+    copy = str(tmp_path / "copy")
+    assert run("checkpoint", "backup", path, copy).exit_code == 0
+    assert run(*base[:-1], copy).exit_code == 1
+    assert run("checkpoint", "reset", path).exit_code == 0
+    assert len(run(*base).stdout.splitlines()) == 101

@@ -259,4 +259,5 @@ def test_changed_roles_hold_for_open_connections(tmp_path: Path, caplog: pytest.
         wait_until(refused)
         assert plain.get(b"key") == b"other" or plain.get(b"key") == b"value"
         assert stream.is_closed()
-        assert logged(caplog, "role stream") == [f"{name_of(stream)}: closed: user alice no longer has the role stream"]
+        why = "the roles of user alice were admin and are read now"
+        assert logged(caplog, "roles of user") == [f"{name_of(stream)}: closed: {why}"]

@@ -87,5 +87,7 @@ def _copy(source: Path, target: Path, *, force: bool = False) -> None:
     with one_line_errors():
         if target.exists() and FileCheckpoint.existing(target).source != found.source:
             raise InputError(f"{target}: it belongs to another source than {source}")
-        FileCheckpoint(target, source=found.source).write(progress)
+        copy = FileCheckpoint(target, source=found.source)
+        copy.selection = found.selection
+        copy.write(progress)
     click.echo(f"{target}: progress in {len(progress)} vbuckets", err=True)

@@ -13,10 +13,10 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from upriver.cli.errors import InputError
-from upriver.cli.json_lines import lines_of
+from upriver.cli.errors import Failure, InputError
+from upriver.cli.json_lines import MISPLACED, lines_of, with_misplaced
 from upriver.cli.output import Advance, progress
-from upriver.cli.parameters import address_argument, patience_option, vbuckets_option
+from upriver.cli.parameters import address_argument, patience_option, replicas_option, vbuckets_option
 from upriver.cli.run_async import interruptible, run
 from upriver.client import Address, Consumer
 from upriver.client.cluster import active_vbuckets
@@ -48,6 +48,7 @@ class Writer(Protocol):
 )
 @click.option("-o", "--output", metavar="FILE", default="-", help="Write to FILE; - is standard output.")
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
+@replicas_option
 @click.option("--keys-only", is_flag=True, help="Leave out the values.")
 @click.option("--deletions", is_flag=True, help="Include tombstones that are not purged yet.")
 @patience_option()
@@ -56,6 +57,7 @@ def dump(
     form: str | None,
     output: str,
     vbuckets: tuple[int, ...] | None,
+    replicas: bool,
     keys_only: bool,
     deletions: bool,
     patience: float,
@@ -64,8 +66,9 @@ def dump(
     """Write all documents as JSON lines or Parquet.
 
     Each line is a document: key, value, flags, expiry, cas, seqno, vbucket, rev_seqno. A key or value that is not UTF-8
-    is written in base64, as key_base64 or value_base64; `upriver load` reads both forms. Parquet has the same columns,
-    with keys and values as bytes.
+    is written in base64, as key_base64 or value_base64; `upriver load` reads both forms. A document that a client put
+    into another vbucket than its key's is marked as misplaced. Parquet has the same columns, with keys and values as
+    bytes.
 
     Each vbucket is written as it was at the start of the dump; writers are not blocked. A server other than an Upriver
     node may send a key twice if it changes during the dump; the later line is the newer one.
@@ -76,7 +79,8 @@ def dump(
       upriver dump -o all.parquet
       upriver dump --keys-only --vbuckets 0-15 | wc -l
 
-    A file that is named with -o appears under its name only when it is complete.
+    A file that is named with -o appears under its name only when it is complete. If no node has the active copy of a
+    vbucket, the dump fails and names the vbuckets; --replicas reads their newest replicas instead.
     """
     form = form or ("parquet" if output.endswith(".parquet") else "jsonl")
     if form == "parquet" and output == "-":
@@ -85,6 +89,7 @@ def dump(
     left = "the output is incomplete" if output == "-" else f"{output} is not written"
     with interruptible(left), _opened(output, form, columns) as writer:
         settings: dict[str, Any] = {"vbuckets": vbuckets, "keys_only": keys_only, "patience_s": patience}
+        settings["active_only"] = not replicas
         run(_dump(writer, deletions, address, columns=columns, **settings))
 
 
@@ -108,8 +113,12 @@ async def _write_all(consumer: Consumer, writer: Writer, deletions: bool, now: i
         await writer.write(changes if deletions else live(changes, now))
         gathered.clear()
 
+    vbuckets = consumer.cluster_map.vbuckets
     async for batch in consumer:
-        gathered.append(batch.records)
+        if batch.event is not None:
+            what = batch.event.event.name.lower()
+            raise Failure(f"vbucket {batch.event.vbucket} had a {what} during the dump: start it again")
+        gathered.append(with_misplaced(batch.records, vbuckets))
         rows += len(batch)
         size += batch.wire_bytes
         advance(len(batch))
@@ -140,7 +149,7 @@ def _opened(output: str, form: str, columns: tuple[str, ...]) -> Iterator[Writer
             with path.open("wb") as file:
                 yield LinesWriter(file)
             return
-        writer = ParquetWriter(str(path), pa.schema([CHANGES.field(name) for name in columns]))
+        writer = ParquetWriter(str(path), pa.schema([*(CHANGES.field(name) for name in columns), MISPLACED]))
         try:
             yield writer
         finally:

@@ -6,9 +6,16 @@ from typing import Any, Final
 import click
 
 from upriver.cli.errors import InputError
-from upriver.cli.json_lines import event_line, lines_of
+from upriver.cli.json_lines import event_line, lines_of, with_misplaced
 from upriver.cli.output import on_terminal, shown
-from upriver.cli.parameters import POSITIONS, address_argument, json_option, patience_option, vbuckets_option
+from upriver.cli.parameters import (
+    POSITIONS,
+    address_argument,
+    json_option,
+    patience_option,
+    replicas_option,
+    vbuckets_option,
+)
 from upriver.cli.run_async import run
 from upriver.client import Address, Batch, Consumer, FileCheckpoint
 from upriver.client.consumer import DIALECTS, POLICIES
@@ -46,6 +53,7 @@ _COLOURS: Final = {"mutation": "green", "deletion": "red", "expiration": "yellow
 )
 @click.option("-n", "--limit", type=click.IntRange(1), help="Stop after this many changes.")
 @vbuckets_option("Only these vbuckets, like 0-511,700.")
+@replicas_option
 @click.option("--keys-only", is_flag=True, help="Leave out the values.")
 @click.option("--key-filter", metavar="REGEX", help="Only keys that match this (RE2).")
 @click.option("--value-filter", metavar="JSON", help='Only JSON values that match this: {"field": "a.b", "equals": 1}.')
@@ -65,7 +73,8 @@ def tail(
     Each line is a change: vbucket, seqno, event, key, value. With --json the lines are those of `upriver dump`, with
     the event added. Events of whole vbuckets (rollback, reset, flush) have no key. With a checkpoint, every change is
     shown at least once, even if either side restarts. Without --until-now and --patience, it waits for an unreachable
-    node without a time limit.
+    node, or for the owner of a vbucket that has none, without a time limit. With --until-now it fails if no node has
+    the active copy of a vbucket, unless --replicas is given.
 
     \b
     Examples:
@@ -77,6 +86,7 @@ def tail(
     settings["start"] = _start(start)
     settings["end"] = "latest" if until_now else "never"
     settings["patience_s"] = settings.pop("patience")
+    settings["active_only"] = not settings.pop("replicas")
     if checkpoint is not None:
         settings["checkpoint"] = FileCheckpoint(checkpoint, source=str(address))
     run(_tail(settings, limit, as_json, address))
@@ -90,7 +100,7 @@ async def _tail(settings: dict[str, Any], limit: int | None, as_json: bool, addr
     left = limit
     async with consumer:
         async for batch in consumer:
-            lines = _json_lines(batch) if as_json else _plain_lines(batch)
+            lines = _json_lines(batch, consumer.cluster_map.vbuckets) if as_json else _plain_lines(batch)
             sys.stdout.write("".join(f"{line}\n" for line in lines[:left]))
             sys.stdout.flush()
             if left is not None:
@@ -105,10 +115,10 @@ def _start(text: str) -> Any:
     return POSITIONS.convert(text, None, click.get_current_context())
 
 
-def _json_lines(batch: Batch) -> list[str]:
+def _json_lines(batch: Batch, vbuckets: int) -> list[str]:
     if batch.event is not None:
         return [event_line(batch.event)]
-    return list(lines_of(batch.records, with_event=True))
+    return list(lines_of(with_misplaced(batch.records, vbuckets), with_event=True))
 
 
 def _plain_lines(batch: Batch) -> list[str]:
@@ -117,6 +127,6 @@ def _plain_lines(batch: Batch) -> list[str]:
     for row in batch.records.select(["vbucket", "seqno", "event", "key", "value"]).to_pylist():
         event = Event(row["event"]).name.lower()
         name = click.style(event, fg=_COLOURS.get(event, "magenta")) if coloured else event
-        cells = [str(row["vbucket"]), str(row["seqno"]), name, shown(row["key"]), shown(row["value"])]
+        cells = [str(row["vbucket"]), str(row["seqno"]), name, shown(row["key"]), shown(row["value"] or b"")]
         lines.append("\t".join(cells).rstrip("\t"))
     return lines

@@ -1,6 +1,7 @@
 """Which node owns which vbucket: the cluster map, its updates, and queries to single nodes."""
 
 from upriver.client.cluster.cluster import Cluster
+from upriver.client.cluster.newest_copies import NewestCopies
 from upriver.client.cluster.node_queries import (
     VbucketStatus,
     VisibleEnd,
@@ -17,6 +18,7 @@ from upriver.client.cluster.single_node import SingleNode
 
 __all__ = [
     "Cluster",
+    "NewestCopies",
     "SingleNode",
     "VbucketStatus",
     "VisibleEnd",

@@ -68,6 +68,11 @@ async def active_seqnos(connection: Connection) -> dict[int, int]:
     return _seqnos_in((await connection.ask(request)).value)
 
 
+async def copy_seqnos(connection: Connection) -> dict[int, int]:
+    """The copies on a node that are not dead, each with its high seqno."""
+    return _seqnos_in((await connection.ask(GetAllVbucketSeqnos())).value)
+
+
 async def item_counts(connection: Connection) -> dict[int, int]:
     """The number of items and tombstones of each vbucket; empty if the node cannot tell."""
     if not connection.is_upriver_node:

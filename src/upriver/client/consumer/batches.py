@@ -20,6 +20,17 @@ BOUNDS: Final = pa.schema(
     ]
 )
 
+#: The column of values that were not fetched.
+_NO_VALUES: Final = CHANGES.field("value").with_nullable(True)
+
+
+def without_values(records: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with null for each value: values that were not fetched must not look like empty ones."""
+    index = records.schema.get_field_index("value")
+    if index < 0:
+        return records
+    return records.set_column(index, _NO_VALUES, pa.nulls(records.num_rows, _NO_VALUES.type))
+
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
@@ -63,7 +74,7 @@ VbucketEvent = Rollback | Reset | Flush
 class Batch:
     """Changes in order, of one or several vbuckets; or one event of a vbucket."""
 
-    #: One row for each change, by the schema ``CHANGES``.
+    #: One row for each change, by the schema ``CHANGES``; with ``keys_only`` the values are null.
     records: pa.RecordBatch
     runs: tuple[Run, ...]
     #: The event of a vbucket; then the only row says the same.

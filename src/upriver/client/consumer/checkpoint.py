@@ -3,6 +3,10 @@
 A checkpoint holds only progress that was acknowledged without a gap. A consumer that resumes from it may see changes
 again and never misses one. The file is replaced atomically, and earlier generations are kept. A file of another program
 or a later version is refused; a damaged file is skipped for the generation before it.
+
+A consumer with filters leaves changes out, and its progress passes them. So a checkpoint also holds the consumer's
+*selection*: the settings that leave something out. Another selection would never get what this one left out, and is
+refused.
 """
 
 import asyncio
@@ -14,7 +18,7 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from upriver.client.consumer.progress import Progress
 from upriver.client.kv import KvClient
@@ -36,10 +40,25 @@ class Checkpoint(Protocol):
         """Save the progress; after the return a crash does not lose it."""
 
 
-def encoded(progress: Mapping[int, Progress], source: str) -> bytes:
+#: The settings of a consumer that leave changes or values out, without those that leave out nothing.
+Selection = Mapping[str, str | bool]
+
+
+@runtime_checkable
+class SelectiveCheckpoint(Checkpoint, Protocol):
+    """Stores the selection beside the progress, and refuses to load the progress of another selection."""
+
+    def select(self, selection: Selection) -> None:
+        """Say what the consumer leaves out; called before ``load``."""
+
+
+def encoded(progress: Mapping[int, Progress], source: str, selection: Selection | None = None) -> bytes:
     """Encode progress as two lines: a header with a checksum, then the content."""
-    content = {str(number): each.as_json() for number, each in sorted(progress.items())}
-    body = json.dumps({"source": source, "vbuckets": content}, separators=(",", ":")).encode()
+    vbuckets = {str(number): each.as_json() for number, each in sorted(progress.items())}
+    content: dict[str, object] = {"source": source, "vbuckets": vbuckets}
+    if selection is not None:
+        content["selection"] = dict(selection)
+    body = json.dumps(content, separators=(",", ":")).encode()
     head = {"what": _MAGIC, "format": FORMAT, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
     return json.dumps(head).encode() + b"\n" + body + b"\n"
 
@@ -48,8 +67,11 @@ class _Damaged(Exception):
     """The bytes are not a complete checkpoint."""
 
 
-def decoded(data: bytes, source: str, where: str) -> dict[int, Progress]:
-    """Decode what ``encoded`` returned; refuses files of another program, a later version or another source."""
+def decoded(data: bytes, source: str, where: str, selection: Selection | None = None) -> dict[int, Progress]:
+    """Decode what ``encoded`` returned; refuses files of another program, a later version, source or selection.
+
+    A checkpoint of an earlier version has no selection and is taken for any.
+    """
     head_line, newline, rest = data.partition(b"\n")
     try:
         head: Any = json.loads(head_line)
@@ -70,10 +92,22 @@ def decoded(data: bytes, source: str, where: str) -> dict[int, Progress]:
     if content["source"] != source:
         why = f"it belongs to {content['source']!r}, not to {source!r}; choose another path, or remove it"
         raise CheckpointError(where, why)
+    before = content.get("selection")
+    if content["vbuckets"] and None not in (selection, before) and before != dict(selection or {}):
+        why = (
+            f"it was written {_described(before)} and cannot be continued {_described(selection or {})},"
+            " because it has passed what was left out; use the same settings, or choose another path"
+        )
+        raise CheckpointError(where, why)
     try:
         return {int(number): Progress.from_json(each) for number, each in content["vbuckets"].items()}
     except PositionError as error:
         raise CheckpointError(where, str(error)) from None
+
+
+def _described(selection: Selection) -> str:
+    named = (name if value is True else f"{name} {value!r}" for name, value in selection.items())
+    return f"with {', '.join(named)}" if selection else "without filters"
 
 
 class FileCheckpoint:
@@ -87,19 +121,26 @@ class FileCheckpoint:
             raise ValueError(f"generations must be at least 1, not {generations}")
         self.path = Path(path)
         self.source = source
+        #: The settings that leave something out; None if they are not known.
+        self.selection: Selection | None = None
         self.generations = generations
         self._writing = threading.Lock()
 
     @classmethod
     def existing(cls, path: str | os.PathLike[str], generations: int = GENERATIONS) -> "FileCheckpoint":
-        """The checkpoint in a file, with the source that the file names; without one if no generation is complete."""
+        """The checkpoint in a file, with the source and selection that the file has, if a generation is complete."""
         found = cls(path, "", generations)
         for number in range(generations):
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
                 _, _, body = found._generation(number).read_bytes().partition(b"\n")
-                found.source = str(json.loads(body)["source"])
+                content = json.loads(body)
+                found.source, found.selection = str(content["source"]), content.get("selection")
                 break
         return found
+
+    def select(self, selection: Selection) -> None:
+        """Say what the consumer leaves out."""
+        self.selection = selection
 
     async def load(self) -> dict[int, Progress]:
         """Read the newest complete generation; empty if no file exists."""
@@ -121,7 +162,7 @@ class FileCheckpoint:
             except OSError as error:
                 raise CheckpointError(str(path), f"cannot be read: {error.strerror}") from None
             try:
-                return decoded(data, self.source, str(path))
+                return decoded(data, self.source, str(path), self.selection)
             except _Damaged as why:
                 damaged.append(f"{path.name}: {why}")
         if damaged:
@@ -134,7 +175,8 @@ class FileCheckpoint:
         try:
             with self._writing:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self.path, encoded(progress, self.source), before_rename=self._keep_older)
+                data = encoded(progress, self.source, self.selection)
+                write_atomically(self.path, data, before_rename=self._keep_older)
         except OSError as error:
             raise CheckpointError(str(self.path), f"cannot be written: {error.strerror}") from None
 
@@ -160,7 +202,13 @@ class NodeCheckpoint:
         self._client = client
         self._keys = [f"_upriver:checkpoint:{name}:{turn}".encode() for turn in range(2)]
         self.source = source
+        #: The settings that leave something out; None if they are not known.
+        self.selection: Selection | None = None
         self._turn = 0
+
+    def select(self, selection: Selection) -> None:
+        """Say what the consumer leaves out."""
+        self.selection = selection
 
     async def load(self) -> dict[int, Progress]:
         """Read the newer of the two documents that is complete."""
@@ -172,7 +220,8 @@ class NodeCheckpoint:
                 continue
             try:
                 count, _, data = item.value.partition(b"\n")
-                found.append((int(count), turn, decoded(base64.b64decode(data), self.source, key.decode())))
+                progress = decoded(base64.b64decode(data), self.source, key.decode(), self.selection)
+                found.append((int(count), turn, progress))
             except (ValueError, _Damaged):
                 damaged += 1
         if not found:
@@ -185,5 +234,5 @@ class NodeCheckpoint:
     async def save(self, progress: Mapping[int, Progress]) -> None:
         """Overwrite the older of the two documents."""
         self._turn += 1
-        data = b"%d\n" % self._turn + base64.b64encode(encoded(progress, self.source))
+        data = b"%d\n" % self._turn + base64.b64encode(encoded(progress, self.source, self.selection))
         await self._client.set(self._keys[self._turn % 2], data)

@@ -16,21 +16,22 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from upriver.client.cluster.cluster import Cluster
 from upriver.client.cluster.cluster_map import ClusterMap
+from upriver.client.cluster.newest_copies import NewestCopies
 from upriver.client.consumer.batches import Batch, VbucketEvent
-from upriver.client.consumer.checkpoint import Checkpoint
+from upriver.client.consumer.checkpoint import Checkpoint, SelectiveCheckpoint
 from upriver.client.consumer.delivery_queue import DeliveryQueue
 from upriver.client.consumer.end_positions import EndPositions
 from upriver.client.consumer.feed_factory import FeedFactory
 from upriver.client.consumer.progress import Progress
 from upriver.client.consumer.settings import ConsumerArguments, ConsumerSettings
 from upriver.client.consumer.stall_watch import StallWatch
-from upriver.client.consumer.start_positions import end_seqnos, start_positions
+from upriver.client.consumer.start_positions import end_seqnos, owned_vbuckets, start_positions
 from upriver.client.consumer.stream_supervisor import StreamPolicy, StreamSupervisor
 from upriver.client.consumer.tap_supervisor import TapSupervisor, tap_progress
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Address
 from upriver.client.transport.connection import Connection
-from upriver.errors import StreamRefused, UpriverError
+from upriver.errors import UpriverError
 from upriver.model import Change
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Consumer:
     ) -> None:
         """``settings`` are those of ``ConsumerSettings``. A checkpoint that has progress wins over ``start``."""
         self.settings = ConsumerSettings(**settings)
-        self.cluster = Cluster(address)
+        self.cluster = Cluster(address) if self.settings.active_only else NewestCopies(address)
         self._checkpoint = checkpoint
         self._saved: dict[int, Progress] = {}
         self._saving = asyncio.Lock()
@@ -112,14 +113,19 @@ class Consumer:
 
     async def _begin(self) -> None:
         known = await self.cluster.open()
-        vbuckets = self._chosen(known.vbuckets, known.owners)
+        vbuckets = await self._chosen(known)
+        if isinstance(self._checkpoint, SelectiveCheckpoint):
+            self._checkpoint.select(self.settings.selection)
         self._saved = {} if self._checkpoint is None else dict(await self._checkpoint.load())
         settings, ends = self.settings, dict[int, int]()
+        active_only = settings.active_only
         if settings.dialect == "tap":
             progress = tap_progress(vbuckets, settings.start, self._saved)
         else:
-            progress = await start_positions(self.cluster, vbuckets, settings.start, self._saved)
-            ends = await end_seqnos(self.cluster, vbuckets, settings.end)
+            progress = await start_positions(
+                self.cluster, vbuckets, settings.start, self._saved, active_only=active_only
+            )
+            ends = await end_seqnos(self.cluster, vbuckets, settings.end, active_only=active_only)
         for number, each in progress.items():
             self._tracked.put(number, each)
         self._ends.start(vbuckets, ends)
@@ -141,18 +147,17 @@ class Consumer:
         factory = FeedFactory(self.cluster, self._tracked, queue)
         return StreamSupervisor(self.cluster, policy, factory, on_failure=queue.fail, on_feed_lost=queue.forget)
 
-    def _chosen(self, count: int, owners: tuple[int, ...]) -> list[int]:
-        for given in (self.settings.start, self.settings.end):
+    async def _chosen(self, known: ClusterMap) -> list[int]:
+        start, end, chosen = self.settings.start, self.settings.end, self.settings.vbuckets
+        for given in (start, end):
             for number in given if isinstance(given, Mapping) else ():
-                self.cluster.map.owner(number)  # raises if it does not exist
-        chosen = self.settings.vbuckets
+                known.owner(number)  # raises if it does not exist
+        if chosen is None and end == "never":  # a vbucket without an owner may get one
+            return list(range(known.vbuckets))
         if chosen is None:
-            # A range of a vbucket without an owner would never end.
-            return [number for number in range(count) if self.settings.end == "never" or owners[number] >= 0]
-        for number in chosen:
-            if self.cluster.map.owner(number) is None:
-                raise StreamRefused(number, "no node of the cluster has it; check the cluster map")
-        return list(chosen)
+            named = end if isinstance(end, Mapping) else range(known.vbuckets)
+            chosen = [number for number in range(known.vbuckets) if number in named or known.owner(number) is not None]
+        return await owned_vbuckets(self.cluster, list(chosen), self.settings.gives_up_after_s)
 
     async def close(self) -> None:
         """Stop, save the progress that was acknowledged, close all connections."""

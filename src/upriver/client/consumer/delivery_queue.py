@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from upriver.client.consumer.batches import Batch, VbucketEvent
+from upriver.client.consumer.batches import Batch, VbucketEvent, without_values
 from upriver.client.consumer.end_positions import EndPositions
 from upriver.client.consumer.feed import Feed
 from upriver.client.consumer.progress import Progress
@@ -127,6 +127,8 @@ class DeliveryQueue:
         columns = self._settings.columns
         if len(records.schema) > len(columns):
             records = records.select(list(columns))
+        if self._settings.keys_only:
+            records = without_values(records)
         self.changes_received += records.num_rows
         self._put(Batch(records, runs, None, progress, wire_bytes, self._number + 1), feed, progress, on_done)
 

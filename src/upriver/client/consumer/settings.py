@@ -74,7 +74,7 @@ class ConsumerSettings:
     end: End = "never"
     #: What to do when the source has lost changes that were delivered already.
     on_rollback: Policy = "fail"
-    #: Do not fetch values.
+    #: Do not fetch values: they are None.
     keys_only: bool = False
     #: A regular expression (RE2) that is searched in each key.
     key_filter: str | None = None
@@ -86,7 +86,8 @@ class ConsumerSettings:
     history: bool = False
     #: Ranges end with the state that was current at their end; None: if ``end`` is given and the source can do it.
     exact_end: bool | None = None
-    #: Read only active copies. Otherwise read any copy that the map names, which may be behind and never advance.
+    #: Read only active copies. Otherwise read the newest replica of a vbucket that has no active copy; it may be behind
+    #: and never advance.
     active_only: bool = True
     #: The columns of the changes to decode.
     columns: tuple[ColumnName, ...] = tuple(CHANGES.names)
@@ -152,6 +153,7 @@ class ConsumerSettings:
             "exact ends": bool(self.exact_end),
             "ranges that start at the end": (self.start, self.end) == ("latest", "latest"),
             "history": self.history,
+            "replicas": not self.active_only,
             "filters": bool(self.key_filter or self.value_filter or self.persisted_only),
         }
         wanted = [name for name, asked in impossible.items() if asked]
@@ -175,6 +177,16 @@ class ConsumerSettings:
         if self.patience_s is not None:
             return self.patience_s
         return math.inf if self.end == "never" else PATIENCE_S
+
+    @property
+    def selection(self) -> dict[str, str | bool]:
+        """The settings that leave changes or values out. A checkpoint is continued with the same ones only."""
+        wanted: dict[str, str | bool | None] = {
+            "key_filter": self.key_filter,
+            "value_filter": self.value_filter,
+            "keys_only": self.keys_only,
+        }
+        return {name: value for name, value in wanted.items() if value}
 
     @property
     def needs_settings(self) -> bool:

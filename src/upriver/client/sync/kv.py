@@ -142,11 +142,19 @@ class SyncKvClient(SyncClient[KvClient]):
         return self._wait(self._client.set_many(items, flags=flags, expiry=expiry))
 
     def write_batch(
-        self, batch: RecordBatchLike, *, with_meta: bool = False, options: MetaOption | None = None
+        self,
+        batch: RecordBatchLike,
+        *,
+        with_meta: bool = False,
+        options: MetaOption | None = None,
+        keep_vbuckets: bool = False,
     ) -> dict[bytes, StatusError]:
         """Store and delete the rows of an Arrow batch; return the refused keys with their errors.
 
         ``batch`` has a column key and, unless all rows are deletions, value; it may have any other column of a change.
-        ``with_meta`` keeps revision and CAS. The client computes the vbucket of each key.
+        ``with_meta`` keeps revision and CAS. The client computes the vbucket of each key; with ``keep_vbuckets`` it
+        uses the column vbucket instead.
         """
-        return self._wait(self._client.write_batch(batch, with_meta=with_meta, options=options))
+        return self._wait(
+            self._client.write_batch(batch, with_meta=with_meta, options=options, keep_vbuckets=keep_vbuckets)
+        )

@@ -5,7 +5,8 @@ before the first has failed. So the attempts of one network wait in a queue, and
 one before it has ended. A peer that disconnects loses its place, but an attempt that is already running counts.
 
 Changes to the users file apply to open connections: roles change at once, and a user who was removed or got another
-password is disconnected.
+password is disconnected. So is a connection with streams whose user loses a role: streams do not outlive the roles
+under which they began.
 """
 
 from collections import deque
@@ -119,6 +120,7 @@ def take_new_users(node: "NodeState", users: Users) -> None:
         before, session.user = session.user, users.get(session.user.name)
         why = _why_not(session, before)
         if why:
+            session.end_stream()
             connection.dismiss(why)
 
 
@@ -128,6 +130,11 @@ def _why_not(session: "Session", before: User) -> str:
         return f"user {before.name} was removed"
     if session.user.credentials != before.credentials:
         return f"the password of user {before.name} was changed"
-    if session.stream is not None and Role.STREAM not in session.user.roles:
-        return f"user {before.name} no longer has the role stream"
+    roles = session.user.roles
+    if session.stream is not None and before.roles not in roles:
+        return f"the roles of user {before.name} were {_text(before.roles)} and are {_text(roles)} now"
     return ""
+
+
+def _text(roles: Role) -> str:
+    return ", ".join(roles.names)

@@ -7,6 +7,7 @@ from typing import Final
 from upriver.errors import AuthenticationFailed, KeyNotFound, StatusError
 from upriver.node.auth.login_queue import take_new_users
 from upriver.node.auth.sasl import MECHANISMS, LoginOutcome, SaslExchange, SaslStatus
+from upriver.node.auth.users import User
 from upriver.node.commands.registry import ANY_USER, command, success
 from upriver.node.session import Answer, Deferred, Session, refusal
 from upriver.wire import Response, Status
@@ -105,12 +106,12 @@ def sasl_list_mechanisms(session: Session, request: SaslListMechanisms) -> Answe
 
 @command(SaslAuth, role=None)
 def sasl_auth(session: Session, request: SaslAuth) -> Answer:
-    """Start a login; an earlier login of the connection ends."""
+    """Start a login; an earlier login of the connection ends, and with it what runs under its roles."""
     node = session.node
     if node.users is None:
         return success(request)  # no login is needed here
     take_new_users(node, node.users)
-    session.user = None
+    session.log_out()
     exchange = session.exchange = SaslExchange(node.users)
     return _attempt(session, request, lambda: exchange.start(request.mechanism, request.value))
 
@@ -162,10 +163,18 @@ def _outcome(session: Session, request: SaslAuth, outcome: LoginOutcome) -> Resp
     if outcome.status is SaslStatus.CONTINUE:
         return success(request, status=Status.AUTH_CONTINUE, value=outcome.challenge)
     session.exchange = None
-    if outcome.user is None:
+    user = None if outcome.user is None else _as_of_now(session, outcome.user)
+    if user is None:
         return refusal(request, AuthenticationFailed())
-    session.user = outcome.user
+    session.user = user
     return success(request, value=outcome.challenge)
+
+
+def _as_of_now(session: Session, verified: User) -> User | None:
+    """The user that was verified in a thread, as the users file has it now; None if it was removed or changed."""
+    users = session.node.users
+    user = None if users is None else users.get(verified.name)
+    return None if user is None or user.credentials != verified.credentials else user
 
 
 def _host(session: Session) -> str:

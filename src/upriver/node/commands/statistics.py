@@ -223,11 +223,13 @@ def checkpoints(node: NodeState, arguments: list[str]) -> Pairs:
         yield f"{name}:persisted_checkpoint_id", vbucket.checkpoints.persisted_id
         yield f"{name}:num_checkpoint_items", vbucket.high_seqno - vbucket.persisted_seqno
         yield f"{name}:num_conn_cursors", len(vbucket.cursors)
-        # A copy: cursors may come and go between two pairs.
-        cursors = [(cursor.name, cursor.seqno, cursor.backlog) for cursor in vbucket.cursors.values()]
-        for cursor, seqno, backlog in cursors:
-            yield f"{name}:{cursor}:cursor_seqno", seqno
-            yield f"{name}:{cursor}:backlog", backlog
+        # A copy of the names only: there may be thousands, and cursors may come and go between two pairs.
+        for cursor_name in list(vbucket.cursors):
+            cursor = vbucket.cursors.get(cursor_name)
+            if cursor is not None:
+                seqno, backlog = cursor.seqno, cursor.backlog
+                yield f"{name}:{cursor_name}:cursor_seqno", seqno
+                yield f"{name}:{cursor_name}:backlog", backlog
 
 
 @group("tap")

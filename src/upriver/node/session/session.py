@@ -208,6 +208,18 @@ class Session:
         self.closing = True
         self._received.drop(self)
 
+    def log_out(self) -> None:
+        """Forget the user. Everything that began under the user's roles ends, and later requests need a new login."""
+        self.user = None
+        self.end_stream()
+
+    def end_stream(self) -> None:
+        """End the connection's streams. The connection itself is then like one that has never streamed."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.end()
+            self.paused = self.paused or stream.blocked
+
     def give_up(self) -> None:
         """Refuse all requests that may wait for long: the peer has half-closed, or the node stops."""
         self.answers.give_up()

@@ -46,6 +46,7 @@ class EngineSource:
             self._last = options, wanted
         cursor = self._node.bucket.vbucket(vbucket).open_cursor(name, start, end, wanted)
         cursor.deliver = self._node.scheduler.from_thread
+        cursor.large_values = self._node.bucket.large_values
         return cursor
 
     def set_state(self, vbucket: int, state: VbucketState, *, successor: str = "") -> None:

@@ -101,6 +101,11 @@ class ReplicaConnection(StreamingSession):
         self._settle()
         self.flush()
 
+    def end(self) -> None:
+        """End at once, and refuse the streams that were being added."""
+        self.lose()
+        self.session.put(self.replica.data_to_send())
+
     def lose(self) -> None:
         """Forget the connection, which is closed."""
         if self.lost:

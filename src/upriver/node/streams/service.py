@@ -151,7 +151,7 @@ class StreamService(PacketHandler):
         """Tell all consumers that the node stops."""
         for connection in self:
             if isinstance(connection, StreamConnection):
-                connection.end_streams()
+                connection.session.put(connection.last_words())
 
     def close(self, session: Session, why: str) -> None:
         """Close a connection that broke the rules, or was replaced."""

@@ -79,10 +79,10 @@ class StreamConnection(StreamingSession):
         self._settle(self.producer)
         return True
 
-    def end_streams(self) -> None:
-        """Tell the consumer that the node stops."""
+    def last_words(self) -> bytes:
+        """End the streams, except takeovers, which are cut: both sides can recover from that."""
         self.producer.end_streams()
-        self.session.put(self.producer.answers())
+        return self.producer.answers()
 
     def _settle(self, producer: Producer) -> None:
         """Carry out what the producer decided: answer, set a timer, close."""

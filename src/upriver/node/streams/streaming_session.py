@@ -111,6 +111,15 @@ class StreamingSession(abc.ABC):
 
     # Closing
 
+    def end(self) -> None:
+        """End at once, with the last words of the dialect: the roles under which it began no longer hold."""
+        self.session.put(self.last_words())
+        self.lose()
+
+    def last_words(self) -> bytes:
+        """The messages that tell the peer that nothing more comes; empty where the dialect has none."""
+        return b""
+
     def lose(self) -> None:
         """Forget the connection, which is closed."""
         self.lost = True

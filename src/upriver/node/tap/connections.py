@@ -114,6 +114,10 @@ class TapConnection(StreamingSession):
         self._settle()
         self.flush()
 
+    def last_words(self) -> bytes:
+        """The message that nothing more comes, unless nothing has come yet."""
+        return b"" if self.held else self.producer.close_message()
+
     def lose(self) -> None:
         """Forget the connection, which is closed."""
         if not self.lost:

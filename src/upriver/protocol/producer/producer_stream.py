@@ -152,6 +152,10 @@ class ProducerStream:
                 self._end(FAILED)
                 continue
             size = send_buffer.size - before
+            if self.filters and self.cursor.undecided:
+                self.has_more = False
+                self.cursor.when_decided(self._wake)
+                break
             if self._just_goes_on and self.cursor.snapshot is None and not self._control:
                 # Subscribing tells whether there is more, and costs less than looking for a snapshot.
                 self._wait()

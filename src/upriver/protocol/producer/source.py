@@ -48,6 +48,13 @@ class SourceCursor(Protocol):
         """How many bytes the filters have read so far, whether they passed or not."""
 
     @property
+    def undecided(self) -> bool:
+        """Whether a filter is still looking at the next change, so that nothing can be read before."""
+
+    def when_decided(self, callback: Callable[[], object]) -> None:
+        """Call back once when it has decided: at once if it has already."""
+
+    @property
     def snapshot(self) -> Snapshot | None:
         """The announced snapshot, until it is read to its end."""
 

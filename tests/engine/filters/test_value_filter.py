@@ -1,77 +1,16 @@
+"""Filters by a field of a JSON value."""
+
 import json
-import time
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from upriver.engine.filters import WANTED_LEVELS_MAX, KeyPattern, ValueFilter, read_json
+from upriver.engine.filters import ValueFilter, read_json
+from upriver.engine.filters.value_filter import WANTED_LEVELS_MAX
 from upriver.errors import InvalidArguments
 from upriver.model import Event
 from upriver.model.compression import SNAPPY
-
-
-def test_patterns_are_searched_in_the_bytes_of_a_key() -> None:
-    assert KeyPattern("^user:[0-9]+$").passes(b"user:12")
-    assert not KeyPattern("^user:[0-9]+$").passes(b"user:12x")
-    assert KeyPattern("b").passes(b"abc")
-    assert KeyPattern(r"\xff$").passes(b"\x00\xff")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "prefix", "is_prefix"),
-    [
-        ("^user:", b"user:", True),
-        (r"^a\.b\x3a\xff", b"a.b:\xff", True),
-        ("^né", "né".encode(), True),
-        ("^user:1$", b"user:1", False),
-        ("^user:[0-9]", b"user:", False),
-        ("^users?", b"user", False),
-        ("^a{2}", b"", False),
-        ("^ab|cd", b"", False),
-        ("^a(?:b|c)", b"", False),
-        (r"^\d", b"", False),
-        (r"^a\b", b"a", False),
-        ("user:", b"", False),
-        ("(?i)^user", b"", False),
-        ("^", b"", False),
-    ],
-)
-def test_what_a_pattern_requires_at_the_start(pattern: str, prefix: bytes, is_prefix: bool) -> None:
-    assert (KeyPattern(pattern).prefix, KeyPattern(pattern).is_prefix) == (prefix, is_prefix)
-
-
-@given(st.text("ab.|^$*?+(){}[]\\x0", min_size=1, max_size=8), st.lists(st.binary(max_size=6), max_size=20))
-def test_the_prefix_says_the_same_as_the_pattern(text: str, keys: list[bytes]) -> None:
-    try:
-        pattern = KeyPattern("^" + text)
-    except InvalidArguments:
-        return
-    for key in [*keys, b"a", b"b", b"ab", b"a.b", b"a|b", text.encode(), pattern.prefix, pattern.prefix + b"b"]:
-        begins = key.startswith(pattern.prefix)
-        assert begins or not pattern.passes(key)
-        assert not pattern.is_prefix or begins == pattern.passes(key)
-
-
-def test_an_escaped_backslash_is_no_class() -> None:
-    assert KeyPattern(r"\\p").passes(rb"a\p")
-
-
-def test_a_pattern_cannot_take_exponential_time() -> None:
-    began = time.process_time()
-    assert not KeyPattern("(a+)+$").passes(b"a" * 249 + b"b")
-    assert time.process_time() - began < 0.5
-
-
-MUCH_OF_LITTLE = "|".join(f"a[ab]{{{count}}}c" for count in range(100, 150))
-
-
-@pytest.mark.parametrize("pattern", ["(", "a" * 5000, r"(?=a)", MUCH_OF_LITTLE, r"(?i)\pL|\pL", r"\\\P{Greek}"])
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
-    with pytest.raises(InvalidArguments):
-        KeyPattern(pattern)
 
 
 @pytest.mark.parametrize(
