@@ -44,7 +44,7 @@ from upriver.node import start
 from upriver.pipelines import run
 from upriver.pipelines.core.workers import SparkWorkers
 from upriver.pipelines.jobs.mirror import Mirror
-from upriver.pipelines.targets.tables import Compactor, FileWork, seed_of
+from upriver.pipelines.targets.tables import compact_table
 from upriver.tables import Table, TableStorage
 
 PARTS: Final = ("load", "large", "memory", "batches", "trickle", "merge", "scan", "latency", "verify")
@@ -303,9 +303,7 @@ def scan(spark: SparkSession, mirror: Run) -> None:
     compacted = mirror.table.parent / "compacted"
     shutil.copytree(mirror.table, compacted)
     table = Table.open(TableStorage.of(compacted))
-    work = FileWork(table.storage, table.schema, seed_of(table))
-    compactor = Compactor(table, threading.RLock(), lambda: work, lambda _: None)
-    compactor.compact(SparkWorkers(spark), everything=True)
+    compact_table(table, SparkWorkers(spark))
     for name, read in (("DuckDB", _duckdb), ("Polars", _polars)):
         now, later = (min(_timed(read, path) for _ in range(5)) for path in (mirror.table, compacted))
         print(

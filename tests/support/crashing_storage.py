@@ -53,7 +53,7 @@ class CrashingStorage:
             self._storage.delete([path])
 
     @contextlib.contextmanager
-    def new_file(self, path: str, *, durable: bool = True) -> Iterator[Path]:
-        with self._storage.new_file(path, durable=durable) as file:
+    def new_file(self, path: str, *, durable: bool = True, cache: Path | None = None) -> Iterator[Path]:
+        with self._storage.new_file(path, durable=durable, cache=cache) as file:
             yield file
             self.step()

@@ -369,8 +369,11 @@ class TableRun:
     def compact(self, workers: LocalWorkers) -> None:
         """Merge everything, as a thread of the driver does it."""
         keeper = self.keeper
-        compactor = Compactor(keeper.table, keeper.lock, keeper.work, keeper.record)
-        self.tell(f"compacted {compactor.compact(workers, everything=True)}")
+        compactors = [Compactor(keeper.table, keeper.lock, keeper.record)]
+        if keeper.history is not None:
+            compactors.append(Compactor(keeper.history.table, keeper.lock))
+        for each in compactors:
+            self.tell(f"compacted {each.compact(workers, everything=True)}")
 
     def between(self) -> None:
         """What happens between two batches."""

@@ -8,11 +8,12 @@ import pytest
 from pyroaring import BitMap
 
 from tests.support.object_store import ObjectStore, object_store
-from tests.support.table_parts import SEED, Change, PartTable, number, rows_of
+from tests.support.table_parts import SCHEMA, SEED, Change, PartTable, number, rows_of
 from upriver.errors import CorruptData
 from upriver.tables import locating
 from upriver.tables.key_index import KeyIndex, sidecar_path
 from upriver.tables.locating import locate
+from upriver.tables.part_writer import PartWriter
 
 __all__ = ["object_store"]
 
@@ -121,6 +122,17 @@ def test_an_object_store(object_store: ObjectStore, tmp_path: Path, monkeypatch:
     before = {Path(sidecar_path(path)).name for path in table.table.snapshot.files}
     table.add([(0, b"0", number(-3))])
     assert {path.name for path in table.cache.rglob("*") if path.is_file()} == before
+
+
+def test_a_task_does_not_fetch_what_it_has_just_written(object_store: ObjectStore, tmp_path: Path) -> None:
+    storage, cache = object_store.new_storage(), tmp_path / "cache"
+    writer = PartWriter(storage, SCHEMA, SEED, attempt="first", cache=cache)
+    writer.add(rows_of([(0, b"a", number(1)), (0, b"b", number(2))]))
+    part = writer.finish()
+    storage.delete([file.path for file in storage.list("_upriver/")])  # only the copies are left
+    files = [file.add(0) for file in part.files]
+    (positions,) = locate(storage, files, part.keys, (), cache).values()
+    assert BitMap.deserialize(positions) == BitMap([0, 1])
 
 
 def test_the_seed_is_that_of_the_key_list(table: PartTable) -> None:

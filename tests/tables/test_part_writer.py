@@ -201,7 +201,7 @@ class Failing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def new_file(self, path: str, **options: bool) -> Any:
+    def new_file(self, path: str, **options: Any) -> Any:
         return _FailingFile(self, self._inner.new_file(path, **options))
 
     def step(self) -> None:

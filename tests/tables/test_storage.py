@@ -141,6 +141,24 @@ def test_a_fetched_file(storage: TableStorage, tmp_path: Path) -> None:
     assert (path == storage.local("a/b")) == (storage.local() is not None)
 
 
+def test_a_new_file_stays_in_the_cache(object_store: ObjectStore, tmp_path: Path) -> None:
+    storage, cache = object_store.new_storage(), tmp_path / "cache"
+    with storage.new_file("a/b", cache=cache) as file:
+        file.write_bytes(b"12345")
+    assert storage.read("a/b") == b"12345"
+    storage.delete(["a/b"])
+    assert storage.fetched("a/b", cache).read_bytes() == b"12345"
+
+    def fail() -> None:
+        with storage.new_file("c", cache=cache) as unfinished:
+            unfinished.write_bytes(b"1")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["b"]
+
+
 def test_tasks_get_the_same_storage(storage: TableStorage) -> None:
     storage.write("a", b"x")
     copy = pickle.loads(pickle.dumps(storage))

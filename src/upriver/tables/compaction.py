@@ -14,7 +14,7 @@ import contextlib
 import json
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,7 +27,7 @@ from pyroaring import BitMap
 
 from upriver.tables.actions import Add
 from upriver.tables.data_files.data_file import DataFileWriter, NewFile, bitmap_of, positions_in, serialised
-from upriver.tables.data_files.live_rows import foreign_columns, live_rows
+from upriver.tables.data_files.live_rows import foreign_columns, live_rows, stored_rows
 from upriver.tables.deletion_vectors import read_vector
 from upriver.tables.key_index import HashKeys, KeyIndex, hash_keys, write_index
 from upriver.tables.keys.entries import Entries, positions_of, with_positions
@@ -151,6 +151,10 @@ class Merged:
         return cls(file and NewFile(*file), tuple(inputs))
 
 
+#: The live rows of a local copy of a data file.
+_RowsOf = Callable[[Path, BitMap], Iterator[pa.Table]]
+
+
 class _Source(NamedTuple):
     path: str
     rows: int
@@ -173,6 +177,14 @@ def merge(
     dead = {file.path: read_vector(storage, file.deletion_vector) for file in files}
     sources = _sources(storage, dead)
     new = _write(storage, sources, schema, seed, path, cache, hashing)
+    return Merged(new, tuple(MergedInput(each.path, each.rows, serialised(each.dead)) for each in sources))
+
+
+def merge_plain(storage: TableStorage, files: Sequence[Add], columns: pa.Schema, *, path: str) -> Merged:
+    """Copy the live rows of files of an append-only table, which has no key indexes, into a new file."""
+    sources = _sources(storage, {file.path: read_vector(storage, file.deletion_vector) for file in files})
+    left = [source for source in sources if len(source.dead) < source.rows]
+    new = _write_rows(storage, left, columns, stored_rows, path) if left else None
     return Merged(new, tuple(MergedInput(each.path, each.rows, serialised(each.dead)) for each in sources))
 
 
@@ -232,13 +244,14 @@ def _write(
     if not left:
         return None
     try:
-        new = _write_rows(storage, left, schema, path)
+        columns = _columns(storage, left, schema)
+        new = _write_rows(storage, left, columns, lambda copy, dead: live_rows(copy, dead, schema), path)
         with SortedRuns() as runs:
             for source in left:
                 index = KeyIndex.open(storage, source.path, seed, cache, hashing=hashing)
                 for entries in _moved(index.entries, source):
                     runs.add(entries)
-            write_index(storage, path, seed, runs.blocks())
+            write_index(storage, path, seed, runs.blocks(), cache)
     except BaseException:
         with contextlib.suppress(Exception):
             storage.delete([path])
@@ -246,35 +259,41 @@ def _write(
     return new
 
 
-def _write_rows(storage: TableStorage, sources: Sequence[_Source], schema: TableSchema, path: str) -> NewFile:
+def _columns(storage: TableStorage, sources: Sequence[_Source], schema: TableSchema) -> pa.Schema:
+    """The columns of the schema, and those of other programs in the files."""
     foreign: dict[str, pa.Field] = {}
+    for source in sources:
+        with storage.open(source.path) as file:
+            for field in foreign_columns(file, schema):
+                foreign.setdefault(field.name, field)
+    return pa.schema([*schema.arrow, *foreign.values()])
+
+
+def _write_rows(
+    storage: TableStorage, sources: Sequence[_Source], columns: pa.Schema, rows_of: _RowsOf, path: str
+) -> NewFile:
     with tempfile.TemporaryDirectory(prefix="upriver-merge-") as folder, contextlib.ExitStack() as stack:
-        for source in sources:
-            with storage.open(source.path) as file:
-                for field in foreign_columns(file, schema):
-                    foreign.setdefault(field.name, field)
-        columns = pa.schema([*schema.arrow, *foreign.values()])
         writer = DataFileWriter(storage, path, columns)
         stack.callback(writer.discard)
-        for rows in _groups(_rows(storage, sources, schema, columns, Path(folder))):
+        for rows in _groups(_rows(storage, sources, columns, rows_of, Path(folder))):
             writer.write(rows)
         stack.pop_all()
         return writer.finish()
 
 
 def _rows(
-    storage: TableStorage, sources: Sequence[_Source], schema: TableSchema, columns: pa.Schema, folder: Path
+    storage: TableStorage, sources: Sequence[_Source], columns: pa.Schema, rows_of: _RowsOf, folder: Path
 ) -> Iterator[pa.Table]:
     for source in sources:
         copy = storage.fetched(source.path, folder)
-        for rows in live_rows(copy, source.dead, schema):
+        for rows in rows_of(copy, source.dead):
             yield _with_all(rows, columns)
         if storage.local() is None:
             copy.unlink(missing_ok=True)  # the disk holds one input at a time
 
 
 def _with_all(rows: pa.Table, columns: pa.Schema) -> pa.Table:
-    """Rows with all columns; a column of another program that a file lacks is null."""
+    """Rows with all columns; one that a file lacks is null."""
     if rows.schema.names == columns.names:
         return rows.cast(columns)
     arrays = [

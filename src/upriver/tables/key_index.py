@@ -76,7 +76,7 @@ class KeyIndex:
         with SortedRuns() as runs:
             for entries in _hashed(storage, path, seed, hashing):
                 runs.add(entries)
-            write_index(storage, path, seed, runs.blocks())
+            write_index(storage, path, seed, runs.blocks(), cache)
         copy = storage.fetched(sidecar, cache)
         found = open_entries(copy, _KIND, seed)
         if found is None:
@@ -102,17 +102,19 @@ class KeyIndex:
         return positions_of(slice_of(self.entries, vbucket))
 
 
-def write_index(storage: TableStorage, path: str, seed: bytes, blocks: Iterable[Entries]) -> None:
+def write_index(
+    storage: TableStorage, path: str, seed: bytes, blocks: Iterable[Entries], cache: Path | None = None
+) -> None:
     """Write the sidecar of a data file from sorted entries."""
-    with new_sidecar(storage, path) as target, contextlib.closing(index_writer(target, seed)) as writer:
+    with new_sidecar(storage, path, cache) as target, contextlib.closing(index_writer(target, seed)) as writer:
         for block in blocks:
             writer.append(block)
         writer.finish()
 
 
-def new_sidecar(storage: TableStorage, path: str) -> contextlib.AbstractContextManager[Path]:
+def new_sidecar(storage: TableStorage, path: str, cache: Path | None = None) -> contextlib.AbstractContextManager[Path]:
     """A local path for the sidecar of a data file. It is not synced: a damaged one is built again."""
-    return storage.new_file(sidecar_path(path), durable=False)
+    return storage.new_file(sidecar_path(path), durable=False, cache=cache)
 
 
 def index_writer(path: Path, seed: bytes) -> EntryWriter:

@@ -100,17 +100,19 @@ class PartWriter:
         bytes_per_file: int = BYTES_PER_FILE,
         chunk_bytes: int = CHUNK_BYTES,
         vectors: bool = True,
+        cache: Path | None = None,
         hashing: HashKeys = hash_keys,
         refused: Mapping[ChangeId, str] | None = None,
         on_refused: Callable[[pa.RecordBatch, list[str]], object] = lambda _rows, _reasons: None,
     ) -> None:
-        """``attempt`` names the files and must be unique. Without ``vectors``, no file has dead rows.
+        """``attempt`` names the files and must be unique. Without ``vectors``, no file has dead rows. What is searched
+        next, indexes and the list of keys, stays in the ``cache``.
 
         ``refused`` are changes that cannot be written, with the reasons; ``on_refused`` gets their rows.
         """
         self._storage, self._schema, self._seed, self._attempt = storage, schema, seed, attempt
         self._rows_per_file, self._bytes_per_file, self._chunk_bytes = rows_per_file, bytes_per_file, chunk_bytes
-        self._vectors, self._hashing = vectors, hashing
+        self._vectors, self._cache, self._hashing = vectors, cache, hashing
         self._refused, self._on_refused = refused or {}, on_refused
         self._pending: list[_Pending] = []
         self._pending_bytes = 0
@@ -155,7 +157,8 @@ class PartWriter:
         keys = self._new(key_list_path(self._attempt)) if len(self._runs) or replaced else ""
         with contextlib.ExitStack() as stack:
             if keys:
-                part.keys = KeyListWriter(stack.enter_context(self._storage.new_file(keys)), self._seed)
+                target = stack.enter_context(self._storage.new_file(keys, cache=self._cache))
+                part.keys = KeyListWriter(target, self._seed)
                 stack.callback(part.keys.close)
             self._write_indexes(part)
             files = tuple(done for number in range(len(self._files)) if (done := self._finished(part, number)))
@@ -296,7 +299,7 @@ class PartWriter:
         with contextlib.ExitStack() as stack:
             for file in self._files:
                 self._new(sidecar_path(file.path))
-                target = stack.enter_context(new_sidecar(self._storage, file.path))
+                target = stack.enter_context(new_sidecar(self._storage, file.path, self._cache))
                 part.indexes.append(index_writer(target, self._seed))
                 stack.callback(part.indexes[-1].close)
             for block in self._runs.blocks():
@@ -313,9 +316,10 @@ class PartWriter:
         if len(part.dead[number]) < file.rows:
             path = self._new(file.path.replace(".parquet", "-live.parquet"))
             self._new(sidecar_path(path))
-            with tempfile.TemporaryDirectory(prefix="upriver-part-") as cache:
+            with tempfile.TemporaryDirectory(prefix="upriver-part-") as folder:
+                cache = self._cache or Path(folder)
                 found = rewrite(
-                    self._storage, file.path, part.dead[number], self._schema, self._seed, path=path, cache=Path(cache)
+                    self._storage, file.path, part.dead[number], self._schema, self._seed, path=path, cache=cache
                 )
         self._storage.delete([file.path, sidecar_path(file.path)])
         return found

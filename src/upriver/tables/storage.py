@@ -139,10 +139,13 @@ class TableStorage(abc.ABC):
         """Remove files; one that does not exist is skipped."""
 
     @abc.abstractmethod
-    def new_file(self, path: str, *, durable: bool = True) -> contextlib.AbstractContextManager[Path]:
+    def new_file(
+        self, path: str, *, durable: bool = True, cache: Path | None = None
+    ) -> contextlib.AbstractContextManager[Path]:
         """A local path to write to. The file appears under ``path`` when the block ends without an error.
 
-        A file that can be made again need not be ``durable``: after a power failure it may be missing or damaged.
+        A file that can be made again need not be ``durable``: after a power failure it may be missing or damaged. With
+        a ``cache`` the file stays there, so that ``fetched`` need not fetch it.
         """
 
     @abc.abstractmethod
@@ -220,7 +223,7 @@ class _LocalStorage(TableStorage):
                 os.unlink(self.root / path)
 
     @contextlib.contextmanager
-    def new_file(self, path: str, *, durable: bool = True) -> Iterator[Path]:
+    def new_file(self, path: str, *, durable: bool = True, cache: Path | None = None) -> Iterator[Path]:  # noqa: ARG002
         target = self.root / path
         with self._errors(path):
             temporary = self._temporary(path)
@@ -330,22 +333,32 @@ class _ObjectStorage(TableStorage):
             obstore.delete(self._store, wanted)
 
     @contextlib.contextmanager
-    def new_file(self, path: str, *, durable: bool = True) -> Iterator[Path]:  # noqa: ARG002 (always durable)
+    def new_file(self, path: str, *, durable: bool = True, cache: Path | None = None) -> Iterator[Path]:  # noqa: ARG002
         import obstore
 
-        with tempfile.TemporaryDirectory(prefix="upriver-") as folder:
-            file = Path(folder, path.rpartition("/")[2])
+        with contextlib.ExitStack() as stack:
+            if cache is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="upriver-"))
+                file = Path(folder, path.rpartition("/")[2])
+            else:
+                file = _unfinished(self._copy(path, cache))
+                stack.callback(file.unlink, missing_ok=True)
             yield file
             with self._errors(path):
                 obstore.put(self._store, path, file)
+                if cache is not None:
+                    os.replace(file, self._copy(path, cache))
+
+    def _copy(self, path: str, cache: Path) -> Path:
+        """The place of a file in a cache."""
+        return cache / hashlib.sha256(self.url.encode()).hexdigest()[:16] / path
 
     def fetched(self, path: str, cache: Path) -> Path:
         import obstore
 
-        copy = cache / hashlib.sha256(self.url.encode()).hexdigest()[:16] / path
+        copy = self._copy(path, cache)
         if not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            temporary = copy.with_name(f".{copy.name}.{uuid.uuid4().hex}{UNFINISHED}")
+            temporary = _unfinished(copy)
             try:
                 with self._errors(path), open(temporary, "wb") as file:
                     for chunk in obstore.get(self._store, path).stream():
@@ -393,6 +406,12 @@ class _ObjectReader(io.RawIOBase):
         buffer[:length] = self._storage.read(self._path, self._position, length)
         self._position += length
         return length
+
+
+def _unfinished(copy: Path) -> Path:
+    """A name for an unfinished copy, in its folder, which exists afterwards."""
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    return copy.with_name(f".{copy.name}.{uuid.uuid4().hex}{UNFINISHED}")
 
 
 def _stored(found: Any) -> StoredFile:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
@@ -11,11 +12,13 @@ from pyspark.sql import SparkSession
 from tests.support.mirror_comparison import mirror_differences
 from tests.support.pipeline_runs import run_once
 from tests.support.sample_tables import READERS
+from tests.support.spark_driver import Query
 from upriver.client import SyncKvClient
 from upriver.errors import ForeignData, OptionError, StorageError
 from upriver.node import EmbeddedNode
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.jobs.mirror import Mirror
+from upriver.spark.range_rows import RANGE_ROWS
 from upriver.tables import Table, TableStorage, read
 
 
@@ -40,6 +43,22 @@ def test_a_table_follows_and_every_reader_sees_it(
     assert mirror_differences(tmp_path / "table", upriver_node.address) == []
     table = Table.open(TableStorage.of(tmp_path / "table"))
     assert sum(file.dead for file in table.snapshot.files.values()) == 100  # hidden, and not written again
+
+
+def test_table_and_history_are_compacted(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    mirror = Mirror.of({"from": upriver_node.address}, to=tmp_path / "table", history=tmp_path / "history")
+    mirror.open(RunDirectory(tmp_path / "run"))
+    with SyncKvClient(upriver_node.address) as kv, Query(**mirror.reader_options()) as query:
+        for number in range(10):
+            kv.set(f"k{number}", b'{"n": 1}')
+            assert query.plan()
+            ranges = pa.RecordBatch.from_pylist(query.read(), RANGE_ROWS)
+            mirror.apply_messages([mirror.in_sink_task([ranges])], number)
+    assert mirror.counts()["merged_files"] >= 16
+    mirror.close()
+    for name in ("table", "history"):
+        assert len(Table.open(TableStorage.of(tmp_path / name)).snapshot.files) < 8
+        assert read(tmp_path / name).num_rows == 10
 
 
 def test_a_table_of_another_checkpoint_is_refused_and_adopted_on_request(

@@ -11,7 +11,7 @@ from tests.support.depth import examples
 from tests.tables.documents import json_texts
 from tests.tables.documents.json_texts import COLUMNS, exact_array
 from upriver.tables.documents.parsing import parse
-from upriver.tables.documents.rebuilding import conform, documents_of
+from upriver.tables.documents.rebuilding import completed, conform, documents_of
 from upriver.tables.schema import OWN, Column, TableSchema
 
 SCHEMA = TableSchema(COLUMNS)
@@ -109,6 +109,26 @@ def _documents(number: int) -> list[dict[str, Any]]:
         {"n": number, "m": number, "new": 1},
         {"n": 1},
     ]
+
+
+def test_rows_are_completed_as_if_they_were_written_now() -> None:
+    """Those that keep their document: of others the columns have everything."""
+    old = TableSchema([Column("n", "int")])
+    new = old.with_columns([Column("late", "text"), Column("deep", "json")])
+    contents = [
+        b'{"n": 1}',
+        b'{"n": 2, "late": "a"}',
+        b'{"late": "b", "deep": [1]}',
+        b'{"n": 3, "late": 4}',
+        b'{"n": 5, "late": "c", "rare": true}',
+        b"no document",
+        b'{"n": 12345678901234567890}',
+    ]
+    now = completed(conform(rows_of(contents, old), new), new)
+    assert now.equals(rows_of(contents, new))
+    assert now.column("late").to_pylist() == [None, "a", "b", None, "c", None, None]
+    assert raw_of(now)[:3] == [None, None, None]
+    assert completed(now.slice(0, 0), new).num_rows == 0
 
 
 def test_rows_in_several_chunks_and_none_at_all() -> None:

@@ -134,7 +134,7 @@ def compact(storage: dict[str, str] | None, master: str | None, path: str) -> No
     with _errors(), _workers(master) as workers:
         from upriver.pipelines.targets.tables import compact_table, describe_table
 
-        opened = _opened(path, storage, latest_state=True)
+        opened = _opened(path, storage)
         before = describe_table(opened)
         with progress("compact", None, "files") as advance:
             replaced = compact_table(opened, workers, lambda _: advance(1))

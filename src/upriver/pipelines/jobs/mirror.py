@@ -92,7 +92,8 @@ class Mirror(RangePipeline):
         super().__init__(options)
         self._source = ReadOptions.read(self.reader_options())
         self._keeper: TableKeeper | None = None
-        self._compactor: Compactor | None = None
+        #: Of the table, and of the history.
+        self._compactors: list[Compactor] = []
         self._nodes: NodeTaskSource | None = None
         self._counted: dict[str, int] = {}
 
@@ -119,7 +120,9 @@ class Mirror(RangePipeline):
                 logged=directory.logged,
                 history=self._history,
             )
-            self._compactor = Compactor(keeper.table, keeper.lock, keeper.work, keeper.record)
+            self._compactors = [Compactor(keeper.table, keeper.lock, keeper.record)]
+            if keeper.history is not None:
+                self._compactors.append(Compactor(keeper.history.table, keeper.lock))
             if keeper.starts_over:
                 directory.write(_COMMITTED, None)
             committed = directory.read(_COMMITTED)
@@ -141,8 +144,8 @@ class Mirror(RangePipeline):
         changes = self._keeper.commit(results, batch_number, run, self.workers)
         if self._keeper.batch_number == batch_number:
             self.directory.write(_COMMITTED, [self._keeper.application, batch_number])
-        assert self._compactor is not None
-        self._compactor.start(self.workers)
+        for compactor in self._compactors:
+            compactor.start(self.workers)
         return changes
 
     def idle(self) -> None:
@@ -151,16 +154,17 @@ class Mirror(RangePipeline):
             return
         try:
             self._keeper.look(self.workers)
-            if self._compactor is not None:
-                self._compactor.start(self.workers)
+            for compactor in self._compactors:
+                compactor.start(self.workers)
         finally:
             self._working.release()
 
     def counts(self) -> dict[str, int]:
         """Counts since the start: rollbacks, repeated reads, conflicts, merged files."""
         found = dict(self._counted)
-        for each in (self._keeper, self._compactor):
-            for name, value in vars(each.counts).items() if each is not None else ():
+        counts: list[object] = [each.counts for each in self._compactors]
+        for each in counts if self._keeper is None else [self._keeper.counts, *counts]:
+            for name, value in vars(each).items():
                 found[name] = found.get(name, 0) + value
         return found
 
@@ -170,12 +174,13 @@ class Mirror(RangePipeline):
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._compactor is not None:
-            self._compactor.stop()
+        for compactor in self._compactors:
+            compactor.stop()
         self._counted = self.counts()
         if self._nodes is not None:
             self._nodes.close()
-        self._keeper = self._compactor = self._nodes = None
+        self._keeper = self._nodes = None
+        self._compactors = []
 
     @property
     def _settings(self) -> KeeperSettings:

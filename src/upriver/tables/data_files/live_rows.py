@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from upriver.tables.data_files.arrays import booleans, plain_columns, without_views
 from upriver.tables.data_files.data_file import positions_in
-from upriver.tables.documents.rebuilding import conform
+from upriver.tables.documents.rebuilding import completed, conform
 from upriver.tables.schema import TableSchema
 
 #: Size of a piece, and its number of rows, at most.
@@ -23,7 +23,18 @@ _BUFFER_BYTES: Final = 1 << 20
 
 
 def live_rows(path: Path, dead: BitMap, schema: TableSchema) -> Iterator[pa.Table]:
-    """All rows but the dead ones, in order. Columns of other programs follow those of the schema."""
+    """All rows but the dead ones, in order. Columns of other programs follow those of the schema.
+
+    Columns that are newer than the file are filled from the documents that rows keep.
+    """
+    for rows in stored_rows(path, dead):
+        found = conform(rows, schema)
+        is_older = any(column.name not in rows.column_names for column in schema.columns)
+        yield completed(found, schema) if is_older else found
+
+
+def stored_rows(path: Path, dead: BitMap) -> Iterator[pa.Table]:
+    """All rows but the dead ones, in order, with the columns of the file."""
     gone = positions_in(dead)
     first = 0
     with pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as file:
@@ -38,7 +49,7 @@ def live_rows(path: Path, dead: BitMap, schema: TableSchema) -> Iterator[pa.Tabl
                 if mask is not None:
                     rows = rows.filter(booleans(mask))
                 if rows.num_rows:
-                    yield conform(pa.Table.from_batches([rows]), schema)
+                    yield pa.Table.from_batches([rows])
 
 
 def foreign_columns(path: Path | IO[bytes], schema: TableSchema) -> list[pa.Field]:

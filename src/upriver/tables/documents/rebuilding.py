@@ -7,6 +7,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from upriver.tables.documents.parsing import parse
 from upriver.tables.schema import Column, Kind, TableSchema
 
 #: The integers that a double represents, each by its own.
@@ -52,6 +53,25 @@ def conform(rows: pa.Table, schema: TableSchema) -> pa.Table:
     others = [field for field in rows.schema if field.name not in schema.arrow.names]
     arrays += [rows.column(field.name) for field in others]
     return pa.table(arrays, schema=pa.schema([*schema.arrow, *others]))
+
+
+def completed(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Rows that ``conform`` returned, with the columns of documents in ``_raw`` filled as if they were written now.
+
+    Fields of these documents may have become columns since.
+    """
+    raw = rows.column("_raw").combine_chunks()
+    mask = raw.is_valid()
+    if raw.null_count == len(raw):
+        return rows
+    parsed = parse(raw.filter(mask), schema.columns)
+    arrays = {column.name: array for column, array in zip(schema.columns, parsed.columns, strict=True)}
+    for name, array in {**arrays, "_raw": parsed.raw}.items():
+        field = rows.schema.field(name)
+        column = rows.column(name).combine_chunks()
+        filled = pc.replace_with_mask(column, mask, array.cast(field.type))
+        rows = rows.set_column(rows.schema.get_field_index(name), field, filled)
+    return rows
 
 
 def _is_integer(rows: pa.Table, name: str) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from tests.support.table_model import TableRun
 from tests.support.table_parts import SEED, PartTable, number
@@ -15,7 +16,7 @@ from upriver.pipelines.core.workers import LocalWorkers, Work, Workers
 from upriver.pipelines.targets.tables import compactor as module
 from upriver.pipelines.targets.tables.compactor import Compactor, compact_table
 from upriver.pipelines.targets.tables.table_keeper import SEED as SEED_PROPERTY
-from upriver.tables import Edit, Table
+from upriver.tables import Edit, Table, read
 from upriver.tables.log import load
 
 
@@ -45,7 +46,7 @@ def run(tmp_path: Path) -> TableRun:
 
 def compactor_of(run: TableRun) -> Compactor:
     keeper = run.keeper
-    return Compactor(keeper.table, keeper.lock, keeper.work, keeper.record)
+    return Compactor(keeper.table, keeper.lock, keeper.record)
 
 
 def test_small_files_become_one(run: TableRun) -> None:
@@ -172,3 +173,64 @@ def test_a_table_without_its_mirror_is_compacted_too(run: TableRun) -> None:
     run.catch_up()
     run.check()
     assert run.keeper.counts.read_again == 0
+
+
+def test_columns_are_filled_for_rows_that_are_older_than_the_column(tmp_path: Path) -> None:
+    run = TableRun(tmp_path, is_quiet=True, share=0.5)
+    for key in range(10):
+        run.cluster.put(0, f"k{key}", b'{"n": 1, "late": "x"}' if key == 9 else b'{"n": 1}')
+    run.catch_up()
+    assert "late" not in read(run.table.url).column_names
+    for key in range(10):
+        run.cluster.put(1, f"k{key}", b'{"n": 2, "late": "y"}')
+    run.catch_up()
+    assert read(run.table.url)["late"].to_pylist().count("x") == 0
+    compactor_of(run).compact(LocalWorkers(), everything=True)
+    rows = read(run.table.url)
+    assert rows["late"].to_pylist().count("x") == 1
+    assert rows["_raw"].null_count == 20
+    run.check()
+
+
+# A history
+
+
+def test_a_history_is_compacted_while_batches_are_appended(tmp_path: Path) -> None:
+    run = TableRun(tmp_path, is_quiet=True, history=True)
+
+    def batch() -> None:
+        run.cluster.put(0, "k", b'{"n": %d}' % run.number)
+        run.catch_up()
+
+    for _ in range(8):
+        batch()
+    history = run.keeper.history
+    assert history is not None
+    before = len(history.table.snapshot.files)
+    assert before >= 8
+    assert Compactor(history.table, run.keeper.lock).compact(Meanwhile(batch)) == before
+    files = history.table.snapshot.files
+    assert 1 < len(files) < before
+    assert not history.table.storage.local("_upriver").exists()  # type: ignore[union-attr] # no key index is needed
+    assert sorted(read(history.table.storage.url)["seqno"].to_pylist()) == list(range(1, 10))
+    batch()
+    run.check()
+    run.start()
+    batch()
+    run.check()
+
+
+def test_a_history_with_columns_and_rows_of_another_program(tmp_path: Path) -> None:
+    run = TableRun(tmp_path, is_quiet=True, history=True)
+    for _ in range(2):
+        run.cluster.put(0, "k", b'{"n": 1}')
+        run.catch_up()
+    assert run.history is not None
+    rows = read(run.history.url).slice(0, 1).append_column("theirs", pa.array([5]))
+    write_deltalake(run.history.url, rows, mode="append", schema_mode="merge")
+    table = Table.open(run.history)
+    files = len(table.snapshot.files)
+    assert compact_table(table, LocalWorkers()) == files
+    assert len(table.snapshot.files) == 1
+    assert sorted(read(run.history.url)["theirs"].to_pylist(), key=str) == [5, None, None]
+    assert DeltaTable(run.history.url).to_pyarrow_table().num_rows == 3

@@ -7,17 +7,13 @@ from upriver.late_imports import late_imports
 if TYPE_CHECKING:
     from upriver.pipelines.targets.tables.compactor import Compactor, compact_table
     from upriver.pipelines.targets.tables.description import TableDescription, describe_table
-    from upriver.pipelines.targets.tables.table_keeper import seed_of
-    from upriver.pipelines.targets.tables.table_work import FileWork
     from upriver.pipelines.targets.tables.verification import table_differences
 
 __all__ = [
     "Compactor",
-    "FileWork",
     "TableDescription",
     "compact_table",
     "describe_table",
-    "seed_of",
     "table_differences",
 ]
 
@@ -25,7 +21,5 @@ __getattr__ = late_imports(
     __name__,
     compactor="Compactor compact_table",
     description="TableDescription describe_table",
-    table_keeper="seed_of",
-    table_work="FileWork",
     verification="table_differences",
 )

@@ -15,9 +15,10 @@ from typing import Final
 
 from upriver.errors import StorageError, TableConflict
 from upriver.pipelines.core.workers import Done, LocalWorkers, Workers, ignored
+from upriver.pipelines.targets.tables.history import PROPERTY as HISTORY
 from upriver.pipelines.targets.tables.table_keeper import seed_of
-from upriver.pipelines.targets.tables.table_work import FileWork, merged_groups
-from upriver.tables import Commit, Edit, Merged, Table, carried, choose, read_vector, vacuum_table
+from upriver.pipelines.targets.tables.table_work import FileWork, PlainFileWork, merged_groups
+from upriver.tables import Commit, Edit, Merged, Table, arrow_schema, carried, choose, read_vector, vacuum_table
 
 LOG: Final = logging.getLogger("upriver.pipelines")
 #: Time between two searches for files that no version needs any more.
@@ -41,14 +42,12 @@ class Compactor:
         self,
         table: Table,
         lock: threading.RLock,
-        work: Callable[[], FileWork],
-        on_commits: Callable[[Iterable[Commit]], None],
+        on_commits: Callable[[Iterable[Commit]], object] = lambda _: None,
     ) -> None:
         """``lock`` is held for every use of the table; ``on_commits`` gets the commits of other writers."""
         self.counts = CompactionCounts()
         self._table = table
         self._lock = lock
-        self._work = work
         self._on_commits = on_commits
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -90,7 +89,7 @@ class Compactor:
     def compact(self, workers: Workers, *, everything: bool = False, done: Done = ignored) -> int:
         """Merge what is due; returns the number of files that were replaced."""
         with self._lock:
-            work = self._work()
+            work = merging_work(self._table)
             groups = choose(self._table.snapshot.files.values(), everything=everything)
         replaced = sum(self._replace(merged) for merged in merged_groups(work, groups, workers, done))
         self.counts.merged_files += replaced
@@ -131,10 +130,14 @@ def compact_table(table: Table, workers: Workers, done: Done = ignored) -> int:
 
     The table's mirror may run at the same time: it repairs itself what other programs change.
     """
-    work = FileWork(table.storage, table.schema, seed_of(table))
-    return Compactor(table, threading.RLock(), lambda: work, lambda _: None).compact(
-        workers, everything=True, done=done
-    )
+    return Compactor(table, threading.RLock()).compact(workers, everything=True, done=done)
+
+
+def merging_work(table: Table) -> FileWork | PlainFileWork:
+    """The work on the files of a table as it is now."""
+    if HISTORY in table.properties:
+        return PlainFileWork(table.storage, arrow_schema(table.snapshot.metadata.schema))
+    return FileWork(table.storage, table.schema, seed_of(table))
 
 
 def _first_line(error: Exception) -> str:

@@ -115,7 +115,7 @@ class TableKeeper:
         self.table = self._opened(storage, logged)
         #: The name under which the table records batches.
         self.application = application(self.table)
-        self._history = None if history is None else History(history, query, self.application, adopt=settings.adopt)
+        self.history = None if history is None else History(history, query, self.application, adopt=settings.adopt)
 
     # Opening
 
@@ -294,8 +294,8 @@ class TableKeeper:
             undone = sum(each.outcome.undone for each in found)
             if undone:
                 self._check_bucket()
-            if self._history is not None:
-                self._history.append([each.history for each in found if each.history is not None], batch_number)
+            if self.history is not None:
+                self.history.append([each.history for each in found if each.history is not None], batch_number)
             self._commit_parts(found, workers, "BATCH", batch_number)
             self.counts.undone += undone
             return sum(each.outcome.changes for each in found)

@@ -210,6 +210,7 @@ class _TableSink:
             task.seed,
             attempt=attempt,
             vectors=task.vectors,
+            cache=cache_directory(),
             refused=refused,
             on_refused=self._refuse,
         )

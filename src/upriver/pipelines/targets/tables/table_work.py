@@ -5,11 +5,23 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyroaring import BitMap
 
 from upriver.pipelines.core.workers import Done, Workers, ignored
 from upriver.pipelines.targets.tables.table_task import cache_directory
-from upriver.tables import Add, Merged, NewFile, Table, TableSchema, TableStorage, merge, read_vector, rewrite
+from upriver.tables import (
+    Add,
+    Merged,
+    NewFile,
+    Table,
+    TableSchema,
+    TableStorage,
+    merge,
+    merge_plain,
+    read_vector,
+    rewrite,
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +46,20 @@ class FileWork:
         return pickle.dumps(new)
 
 
+@dataclass(frozen=True)
+class PlainFileWork:
+    """What tasks do with data files of an append-only table, such as a history."""
+
+    storage: TableStorage
+    columns: pa.Schema
+
+    def merge(self, item: bytes) -> bytes:
+        """Merge files into one."""
+        return merge_plain(self.storage, pickle.loads(item), self.columns, path=_new_path()).to_bytes()
+
+
 def merged_groups(
-    work: FileWork, groups: Iterable[Sequence[Add]], workers: Workers, done: Done = ignored
+    work: FileWork | PlainFileWork, groups: Iterable[Sequence[Add]], workers: Workers, done: Done = ignored
 ) -> list[Merged]:
     """Merge each group of files into one file."""
     return [Merged.of_bytes(each) for each in workers.map(work.merge, [pickle.dumps(group) for group in groups], done)]
