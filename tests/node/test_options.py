@@ -54,6 +54,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "tombstone_s": ("60", 60.0),
     "users": ("users.json", "users.json"),
     "insecure": ("on", True),
+    "replicate_locks": ("on", True),
     "tls_cert": ("cert.pem", "cert.pem"),
     "tls_key": ("key.pem", "key.pem"),
     "tls_handshake_s": ("2.5", 2.5),
@@ -75,6 +76,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "tap_keep_alive_s": ("60", 60.0),
     "tap_noop_interval_s": ("20", 20.0),
     "idle_s": ("0.5", 0.5),
+    "keepalive_s": ("9", 9.0),
 }
 
 

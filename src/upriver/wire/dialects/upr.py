@@ -91,10 +91,7 @@ class AddStreamResponse(Response):
 @upr.request(
     0x52,
     sender=Sender.MIGRATOR,
-    errors={
-        Status.KEY_ENOENT: "There is no stream for this vbucket.",
-        Status.NOT_MY_VBUCKET: "The vbucket does not exist.",
-    },
+    errors={Status.KEY_ENOENT: "There is no stream for this vbucket."},
 )
 class CloseStream(Request):
     """Stop the stream of a vbucket as soon as possible."""
@@ -204,7 +201,10 @@ class Flush(Request):
 @upr.request(
     0x5B,
     sender=Sender.PRODUCER,
-    errors={Status.NOT_MY_VBUCKET: "The vbucket does not exist on the consumer."},
+    errors={
+        Status.KEY_ENOENT: "There is no such stream.",
+        Status.EINVAL: "The stream is not a takeover, the state is unknown, or another client has changed the role.",
+    },
 )
 class SetVbucketState(Request):
     """Change the state of the consumer's vbucket, as part of a takeover. It is answered, unlike in the text."""
