@@ -1,8 +1,8 @@
 """One vbucket of a TAP connection, as its producer sends it.
 
 Theory of operation. A stream reads the history of its vbucket from one position, and every change comes once: first the
-*backfill*, which control messages announce and close, even if it has a date, then live changes. It sends when the connection gives it a turn,
-and subscribes to its cursor when there is nothing to send.
+*backfill*, which control messages announce and close, even if it has a date, then live changes. It sends when the
+connection gives it a turn, and subscribes to its cursor when there is nothing to send.
 
 TAP has neither uuids nor an end of a single stream. When the history breaks, by a rollback or a new branch, or when a
 client reconnects at a position that no longer exists, the stream starts over and says so with *initial vbucket stream*,
@@ -60,7 +60,7 @@ class TapProducerStream:
         """Resume at the consumer's position, if the history still continues from there.
 
         ``began`` is the vbucket's seqno when the consumer connected: later changes are new to it. ``broken`` means that
-        an earlier stream could not continue from this position and is replaced by this one, perhaps inside of a backfill
+        an earlier stream could not continue from this position and is replaced by this one, perhaps inside a backfill
         that it had ``announced``. After a flush, which message ``told_by`` told the consumer of, everything is new.
         """
         self.connection = connection
@@ -170,7 +170,7 @@ class TapProducerStream:
         if self.announced and not (flushed and self.plan.dump):
             self._say(Control.CLOSE_BACKFILL)  # of the stream that this one replaces
         start, leads_on = 0, not broken and self._leads_on(tap_position)
-        # A client that was cut off in a backfill gets the rest of it. After the backfill it continues with live changes.
+        # A client that was cut off in a backfill gets the rest. After the backfill it continues with live changes.
         if leads_on:
             start = tap_position.position.seqno
             self._reached, self._known, self._until = tap_position.reached, tap_position.known, tap_position.until
