@@ -109,7 +109,7 @@ def _values(listener: Listener, count: int) -> dict[int, bytes]:
 
 
 def _deregister_all(node: EmbeddedNode, writer: Client) -> None:
-    for client in node.call(lambda: list(node.node.state.tap.clients)):
+    for client in node.call(lambda: list(node.node.state.tap.clients if node.node.state.tap else ())):
         assert writer.ask(DeregisterTapClient(name=client.name.encode())).status == 0
 
 

@@ -66,10 +66,8 @@ class TapProducerStream:
         self.connection = connection
         self.vbucket = vbucket
         self.plan = connection.plan
-        #: It is in the connection's queue of streams that may have something to send.
-        self.queued = False
-        #: It had more to send in its last turn.
-        self.has_more = True
+        #: It is in the connection's queue of streams that may have something to send; it had more in its last turn.
+        self.queued, self.has_more = False, True
         self.phase = TapPhase.BACKFILL
         #: The consumer was told that a backfill begins, and not yet that it is over.
         self.announced = announced
@@ -106,16 +104,14 @@ class TapProducerStream:
         self._backfill_open = False
         #: The next step waits for answers; until then new changes do not matter.
         self._awaits_step = False
-        #: The consumer has answered that its copy is pending.
-        self._is_pending = False
-        self._said_pending = False
+        #: The consumer was told that its copy is pending, and has answered.
+        self._said_pending = self._is_pending = False
         self.source_takeover = (
             SourceTakeover(connection.source, vbucket, connection.successor, self.wake) if self.plan.takeover else None
         )
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
-        #: Where the backfill ends.
-        self.backfill_end = 0 if flushed else vbucket.consistent_seqno
-        #: Where a dump ends.
+        #: Where the backfill ends, and where a dump ends.
+        self.backfill_end = vbucket.consistent_seqno
         self._dump_end = 0
         if began is not None and self.plan.future_only:
             self.backfill_end = min(self.backfill_end, began)
@@ -179,7 +175,8 @@ class TapProducerStream:
             if self._backfills and start == 0:
                 self._announce(tap_position.since)
         elif flushed:
-            self.backfill_end = self.vbucket.consistent_seqno if self.plan.dump else 0
+            if not self.plan.dump:
+                self.backfill_end = 0
             self._backfills = self.announced
             if self.plan.dump and not self.announced:
                 self._announce(0)
