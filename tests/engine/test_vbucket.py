@@ -335,15 +335,21 @@ def test_flush_starts_over_under_a_new_log(bucket: Bucket) -> None:
     assert vbucket.failover_log.newest != FailoverEntry(before, 0)
     assert vbucket.rollback_for(StreamPosition.at(before, 1)) == 0
     vbucket.set_state(VbucketState.REPLICA)
-    vbucket.receive(Event.MUTATION, b"k", b"v")
-    cursor, before = vbucket.open_cursor("stream"), vbucket.failover_log.newest.vbucket_uuid
-    vbucket.flush(mark=7)
-    assert cursor.ended is CursorEnd.FLUSHED
-    assert (vbucket.high_seqno, vbucket.flush_marks[-1]) == (0, 7)
-    assert vbucket.failover_log.newest != FailoverEntry(before, 0)
-    vbucket.set_state(VbucketState.DEAD)
     with pytest.raises(NotMyVbucket):
         vbucket.flush()
+
+
+def test_a_copy_is_flushed_with_its_peer(bucket: Bucket) -> None:
+    vbucket = bucket.vbucket(0)
+    with pytest.raises(OutOfOrder):
+        vbucket.flush_copy(9, 7)
+    vbucket.set_state(VbucketState.REPLICA)
+    vbucket.receive(Event.MUTATION, b"k", b"v")
+    cursor, before = vbucket.open_cursor("stream"), vbucket.failover_log.newest.vbucket_uuid
+    vbucket.flush_copy(9, 7)
+    assert cursor.ended is CursorEnd.FLUSHED
+    assert (vbucket.high_seqno, vbucket.flush_ttl, list(vbucket.flush_marks)) == (0, 9, [7])
+    assert vbucket.failover_log.newest != FailoverEntry(before, 0)
 
 
 def test_revisions_go_on_after_a_flush(bucket: Bucket) -> None:

@@ -5,7 +5,8 @@ from typing import Generic, Protocol, TypeVar
 
 from upriver.wire import AnyResponse, Message, Request, Response, memcached, tap
 from upriver.wire.codes import Status
-from upriver.wire.dialects.tap import FUTURE, ConnectFlag, Control, TapFlag
+from upriver.wire.dialects.tap import FUTURE as FUTURE
+from upriver.wire.dialects.tap import ConnectFlag, Control, TapFlag
 
 BACKFILL, DUMP, LIST, TAKEOVER = 0x01, 0x02, 0x04, 0x08
 ACK, KEYS_ONLY, CHECKPOINT, REGISTERED, BYTE_ORDER = 0x10, 0x20, 0x40, 0x80, 0x100

@@ -38,7 +38,7 @@ def identity(message: Message) -> Identity:
     if isinstance(message, tap.Mutation | tap.Delete):
         return message.code, message.key
     if isinstance(message, tap.Opaque):
-        return message.code, bytes([message.control])
+        return message.code, bytes([message.control or 0])
     if isinstance(message, tap.SetVbucket):
         return message.code, bytes([message.state])
     return message.code, b""
@@ -59,7 +59,8 @@ def line(message: Message, *, recorded: bool) -> str:
             value = f" with {message.value.decode()}" if message.value else ""
             return f"delete rev {message.rev_seqno} ttl {message.ttl} {message.key.decode()}{value}"
         case tap.Opaque():
-            return f"{message.control.name.lower()}{_asks(message.tap_flags)}"
+            name = "control" if message.control is None else message.control.name.lower()
+            return f"{name}{_asks(message.tap_flags)}"
         case tap.SetVbucket():
             return f"set vbucket {message.state.name.lower()}{_asks(message.tap_flags)}"
         case tap.CheckpointStart() | tap.NamedCheckpointStart():

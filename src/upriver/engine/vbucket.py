@@ -453,21 +453,26 @@ class Vbucket(KeyValue):
     def flush(self, ttl: int = TTL_MAX, mark: int = 0) -> None:
         """Empty the vbucket under a new failover log, so that consumers that were away notice it.
 
-        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle. A peer
-        that sends no log, as in TAP, flushes a copy too.
+        The mark identifies one flush on every path, so that it is not repeated when it comes back in a circle.
         """
         with self.journal.lock:
-            if self.state is VbucketState.DEAD:
+            if self.state is not VbucketState.ACTIVE:
                 raise NotMyVbucket(vbucket=self.number)
             if refusal := self.table.ledger.refusal:
                 raise TemporaryFailure(refusal, vbucket=self.number)
             self.flush_ttl = ttl
             self.flush_marks.append(mark or new_uuid())
-            if self.state is VbucketState.ACTIVE:
-                self._clear()
-                self.failover_log = FailoverLog.fresh(new_uuid())
-        if self.state is not VbucketState.ACTIVE:
-            self._start_over()
+            self._clear()
+            self.failover_log = FailoverLog.fresh(new_uuid())
+        self.end_cursors(CursorEnd.FLUSHED)
+
+    def flush_copy(self, ttl: int, mark: int) -> None:
+        """The same for a copy whose peer was flushed and sends no log, as in TAP."""
+        with self.journal.lock:
+            self._check_receiving(0)
+            self.flush_ttl = ttl
+            self.flush_marks.append(mark)
+        self._start_over()
         self.end_cursors(CursorEnd.FLUSHED)
 
     def _clear(self) -> None:

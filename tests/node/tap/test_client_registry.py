@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +17,7 @@ from tests.support.tap_sockets import Listener
 from upriver.engine import Bucket
 from upriver.errors import StorageError
 from upriver.model import Snapshot, StreamPosition
+from upriver.node import start
 from upriver.node.tap.client_registry import TapRegistry
 from upriver.protocol.tap.clients import TapClient, TapClients
 from upriver.protocol.tap.connect_plan import plan_of
@@ -424,3 +427,50 @@ def test_a_spoiled_file_is_told_before_anybody_is_served(tmp_path: Path) -> None
     said = refused("--port", "0", "--data", str(tmp_path / "data"))
     assert "x.json" in said
     assert "remove the file" in said
+
+
+# Many clients
+
+
+def test_clients_that_are_away_cost_little(tmp_path: Path) -> None:
+    count = 20
+    with start(vbuckets=1024, data=tmp_path) as node, Client(node.port) as writer:
+        for vbucket in range(1024):
+            writer.send(Set(key=b"k", value=b"v", vbucket=vbucket))
+        for _ in range(1024):
+            assert writer.reply().status == 0
+        for number in range(count):
+            with Listener(node.port, connect(b"%d" % number, ACK | REGISTERED)) as listener:
+                list(listener.until(lambda message: "open_checkpoint" in brief([message])[0]))
+        service = node.call(lambda: node.node.state.tap)
+        assert service is not None
+        wait_until(lambda: not list(service) and service.idle, "all positions are stored")
+        assert max(len(client.table.packed) for client in service.clients) < 16_000
+    files = list((tmp_path / "tap-clients").iterdir())
+    assert len(files) == count
+    assert max(file.stat().st_size for file in files) < 24_000
+    with start(vbuckets=1024, data=tmp_path) as node, Listener(node.port, connect(b"7", ACK | REGISTERED)) as listener:
+        with Client(node.port) as writer:
+            writer.set(b"after", b"v", vbucket=1)
+        found = [m for m in listener.until(lambda m: isinstance(m, tap.Mutation)) if isinstance(m, tap.Mutation)]
+        assert [message.key for message in found] == [b"after"]
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_are_read_quickly_and_take_little_memory(tmp_path: Path) -> None:
+    """As objects they took 300 MiB, and 7 s at the start."""
+    plan = plan_of(connect(b"n", ACK | REGISTERED), 100.0)
+    place = TapPosition.first(plan, 2**47 + 12345, 1000)
+    clients, registry = TapClients(10.0), TapRegistry(tmp_path)
+    for number in range(1000):
+        client = clients.connected(str(number), plan, 100.0)
+        clients.left(client, lambda: dict.fromkeys(range(1024), place), 100.0, done=False)
+        registry.keep(client)
+    started = time.perf_counter()
+    found = list(registry.load(range(1024)))
+    assert time.perf_counter() - started < 3
+    tracemalloc.start()
+    again = list(registry.load(range(100)))
+    assert len(again) == len(found) == 1000
+    assert tracemalloc.get_traced_memory()[0] < 24 * 2**20
+    tracemalloc.stop()

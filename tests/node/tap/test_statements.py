@@ -1,5 +1,6 @@
 """Statements of the TAP text, each over a real socket."""
 
+import contextlib
 import itertools
 import socket
 from collections.abc import Callable, Iterator
@@ -108,7 +109,7 @@ def _values(listener: Listener, count: int) -> dict[int, bytes]:
 
 
 def _deregister_all(node: EmbeddedNode, writer: Client) -> None:
-    for client in node.call(lambda: list(node.node.state.tap.clients)):
+    for client in node.call(lambda: list(node.node.state.tap.clients if node.node.state.tap else ())):
         assert writer.ask(DeregisterTapClient(name=client.name.encode())).status == 0
 
 
@@ -272,20 +273,22 @@ def test_a_flush_is_passed_on_once_and_the_same_bytes_are_another_flush(private:
 
 
 def test_a_client_of_the_next_node_that_saw_the_flush_loses_nothing() -> None:
-    with start(vbuckets=64) as first, start(vbuckets=64) as second:
-        with Client(first.port) as here, Client(second.port) as there, SocketPeer(first.host, first.port) as peer:
-            for vbucket in range(64):
-                here.set(b"old", b"v", vbucket=vbucket)
-            with Relay(first.port, second.port, connect_with(b"next", BACKFILL | ACK, 0)):
-                wait_until(lambda: _count(second) == 64, "the next node has everything")
-                peer.send(flush())
-                wait_until(lambda: _count(second) == 0, "the next node is flushed")
-                for vbucket in range(64):
-                    there.set(b"mine", b"v", vbucket=vbucket)
-                for vbucket in range(64):
-                    here.set(b"last", b"v", vbucket=vbucket)
-                wait_until(lambda: _count(second) >= 128, "both have come")
-                assert all(there.get(b"mine", vbucket=vbucket) == b"v" for vbucket in range(64))
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(start(vbuckets=64)) for _ in range(2))
+        here, there = (stack.enter_context(Client(node.port)) for node in (first, second))
+        peer = stack.enter_context(SocketPeer(first.host, first.port))
+        for vbucket in range(64):
+            here.set(b"old", b"v", vbucket=vbucket)
+        stack.enter_context(Relay(first.port, second.port, connect_with(b"next", BACKFILL | ACK, 0)))
+        wait_until(lambda: _count(second) == 64, "the next node has everything")
+        peer.send(flush())
+        wait_until(lambda: _count(second) == 0, "the next node is flushed")
+        for vbucket in range(64):
+            there.set(b"mine", b"v", vbucket=vbucket)
+        for vbucket in range(64):
+            here.set(b"last", b"v", vbucket=vbucket)
+        wait_until(lambda: _count(second) >= 128, "both have come")
+        assert all(there.get(b"mine", vbucket=vbucket) == b"v" for vbucket in range(64))
 
 
 def _count(node: EmbeddedNode) -> int:

@@ -16,9 +16,15 @@ class Later:
 
 
 def test_work_is_done_in_order_one_piece_per_turn_and_may_add_more() -> None:
-    scheduler, done = Later(), []
+    scheduler = Later()
     turns = TapTurns(scheduler)  # type: ignore[arg-type]
-    turns.add(lambda: (done.append(1), turns.add(lambda: done.append(3))))
+    done: list[int] = []
+
+    def first() -> None:
+        done.append(1)
+        turns.add(lambda: done.append(3))
+
+    turns.add(first)
     turns.add(lambda: done.append(2))
     seen = []
     while scheduler.calls:

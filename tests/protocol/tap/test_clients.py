@@ -24,7 +24,7 @@ def test_a_client_that_comes_back_in_time_has_its_place() -> None:
     clients.left(client, lambda: PLACE, 100, done=False)
     assert not client.connected
     again = enter(clients, now=109)
-    assert (again is client, again.positions, again.reconnects, again.connected) == (True, PLACE, 1, True)
+    assert (again is client, dict(again.positions), again.reconnects, again.connected) == (True, PLACE, 1, True)
 
 
 def test_a_client_that_stays_away_is_forgotten_and_a_registered_one_is_not() -> None:

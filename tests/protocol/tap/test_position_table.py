@@ -1,6 +1,7 @@
 """Packed positions: nothing is lost, and a thousand clients need little memory."""
 
 import random
+import zlib
 
 import pytest
 from hypothesis import given
@@ -56,7 +57,7 @@ def test_a_client_of_all_vbuckets_takes_few_kilobytes() -> None:
     assert len(PositionTable.of(found).packed) < 16_000
 
 
-@pytest.mark.parametrize("damaged", [b"x", PositionTable.of({}).packed + b"1", b"\0" * 100])
+@pytest.mark.parametrize("damaged", [b"x", b"\0" * 100, zlib.compress(bytes(63))])
 def test_damaged_bytes_are_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match="damaged positions"):
         PositionTable(damaged).check()

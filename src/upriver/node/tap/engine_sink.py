@@ -111,7 +111,8 @@ class EngineTapSink:
         mark = mark or new_uuid()
         for vbucket in found:
             if mark not in vbucket.flush_marks:
-                vbucket.flush(ttl, mark)
+                empty = vbucket.flush if vbucket.state is VbucketState.ACTIVE else vbucket.flush_copy
+                empty(ttl, mark)
 
     def set_state(self, vbucket: int, state: VbucketState, peer: object) -> None:
         """Change the role of a vbucket, and create it if needed.

@@ -24,7 +24,7 @@ class PositionTable(Mapping[int, TapPosition]):
     __slots__ = ("_rows", "packed")
 
     def __init__(self, packed: bytes = b"") -> None:
-        """``packed`` is what another table had; raises a ValueError if it is damaged."""
+        """``packed`` is what another table had."""
         self.packed = packed
         self._rows: dict[int, Row] | None = None
 
@@ -39,8 +39,8 @@ class PositionTable(Mapping[int, TapPosition]):
         return PositionTable(_packed([*kept, *(_row(number, each) for number, each in positions.items())]))
 
     def check(self) -> None:
-        """Raise a ValueError if the packed bytes are damaged."""
-        _rows(self.packed)
+        """Raise a ValueError if the packed bytes are damaged; they have a checksum."""
+        _numbers(self.packed)
 
     def _unpacked(self) -> dict[int, Row]:
         if self._rows is None:
@@ -92,13 +92,19 @@ def _packed(rows: list[Row]) -> bytes:
     return zlib.compress(struct.pack(f">{len(rows) * _COLUMNS}Q", *columns), 1)
 
 
-def _rows(packed: bytes) -> Iterable[Row]:
-    if not packed:
-        return []
+def _numbers(packed: bytes) -> bytes:
+    """All numbers, column by column."""
     try:
-        numbers = zlib.decompress(packed)
-        count = len(numbers) // (_COLUMNS * 8)
-        columns = struct.unpack(f">{count * _COLUMNS}Q", numbers)
-    except (zlib.error, struct.error) as error:
+        numbers = zlib.decompress(packed) if packed else b""
+    except zlib.error as error:
         raise ValueError(f"damaged positions: {error}") from None
+    if len(numbers) % (_COLUMNS * 8):
+        raise ValueError(f"damaged positions: {len(numbers)} bytes")
+    return numbers
+
+
+def _rows(packed: bytes) -> Iterable[Row]:
+    numbers = _numbers(packed)
+    count = len(numbers) // (_COLUMNS * 8)
+    columns = struct.unpack(f">{count * _COLUMNS}Q", numbers)
     return list(zip(*(columns[count * c : count * (c + 1)] for c in range(_COLUMNS)), strict=True))

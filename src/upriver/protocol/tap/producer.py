@@ -107,7 +107,7 @@ class TapProducer:
         #: The positions of the client at the connect, and the one for vbuckets that did not exist when it left.
         self._positions: ChainMap[int, TapPosition] = ChainMap({}, positions or {})  # type: ignore[arg-type]
         self._elsewhere = elsewhere
-        #: Uuid, consistent seqno and purge seqno of each vbucket: at the connect of a client that asked for live changes
+        #: Uuid, consistent seqno and purge seqno of each vbucket: at the connect if the client asked for live changes
         #: only, else when the stream begins. Later changes are new.
         self._began_at: dict[int, tuple[int, int, int]] = {}
         if plan.future_only:

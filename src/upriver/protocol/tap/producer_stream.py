@@ -1,8 +1,8 @@
 """One vbucket of a TAP connection, as its producer sends it.
 
 Theory of operation. A stream reads the history of its vbucket from one position, and every change comes once: first the
-*backfill*, which control messages announce and close, even if it has a date, then live changes. It sends when the connection gives it a turn,
-and subscribes to its cursor when there is nothing to send.
+*backfill*, which control messages announce and close, even if it has a date, then live changes. It sends when the
+connection gives it a turn, and subscribes to its cursor when there is nothing to send.
 
 TAP has neither uuids nor an end of a single stream. When the history breaks, by a rollback or a new branch, or when a
 client reconnects at a position that no longer exists, the stream starts over and says so with *initial vbucket stream*,
@@ -60,16 +60,14 @@ class TapProducerStream:
         """Resume at the consumer's position, if the history still continues from there.
 
         ``began`` is the vbucket's seqno when the consumer connected: later changes are new to it. ``broken`` means that
-        an earlier stream could not continue from this position and is replaced by this one, perhaps inside of a backfill
+        an earlier stream could not continue from this position and is replaced by this one, perhaps inside a backfill
         that it had ``announced``. After a flush, which message ``told_by`` told the consumer of, everything is new.
         """
         self.connection = connection
         self.vbucket = vbucket
         self.plan = connection.plan
-        #: It is in the connection's queue of streams that may have something to send.
-        self.queued = False
-        #: It had more to send in its last turn.
-        self.has_more = True
+        #: It is in the connection's queue of streams that may have something to send; it had more in its last turn.
+        self.queued, self.has_more = False, True
         self.phase = TapPhase.BACKFILL
         #: The consumer was told that a backfill begins, and not yet that it is over.
         self.announced = announced
@@ -106,16 +104,14 @@ class TapProducerStream:
         self._backfill_open = False
         #: The next step waits for answers; until then new changes do not matter.
         self._awaits_step = False
-        #: The consumer has answered that its copy is pending.
-        self._is_pending = False
-        self._said_pending = False
+        #: The consumer was told that its copy is pending, and has answered.
+        self._said_pending = self._is_pending = False
         self.source_takeover = (
             SourceTakeover(connection.source, vbucket, connection.successor, self.wake) if self.plan.takeover else None
         )
         self.uuid = vbucket.failover_log.newest.vbucket_uuid
-        #: Where the backfill ends.
-        self.backfill_end = 0 if flushed else vbucket.consistent_seqno
-        #: Where a dump ends.
+        #: Where the backfill ends, and where a dump ends.
+        self.backfill_end = vbucket.consistent_seqno
         self._dump_end = 0
         if began is not None and self.plan.future_only:
             self.backfill_end = min(self.backfill_end, began)
@@ -170,7 +166,7 @@ class TapProducerStream:
         if self.announced and not (flushed and self.plan.dump):
             self._say(Control.CLOSE_BACKFILL)  # of the stream that this one replaces
         start, leads_on = 0, not broken and self._leads_on(tap_position)
-        # A client that was cut off in a backfill gets the rest of it. After the backfill it continues with live changes.
+        # A client that was cut off in a backfill gets the rest. After the backfill it continues with live changes.
         if leads_on:
             start = tap_position.position.seqno
             self._reached, self._known, self._until = tap_position.reached, tap_position.known, tap_position.until
@@ -179,7 +175,8 @@ class TapProducerStream:
             if self._backfills and start == 0:
                 self._announce(tap_position.since)
         elif flushed:
-            self.backfill_end = self.vbucket.consistent_seqno if self.plan.dump else 0
+            if not self.plan.dump:
+                self.backfill_end = 0
             self._backfills = self.announced
             if self.plan.dump and not self.announced:
                 self._announce(0)
