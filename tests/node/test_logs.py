@@ -13,6 +13,8 @@ from tests.support.node_process import Client, NodeProcess
 from upriver.node import logs
 from upriver.node.auth.users import Role, User
 from upriver.node.auth.users_file import Users
+from upriver.node.embedded import start
+from upriver.node.logs import KINDS_MAX, LINES_MAX, LINES_S, RepeatLimit, of_connection
 from upriver.wire.dialects.memcached import Get, SaslAuth, Set
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00"
@@ -95,3 +97,70 @@ def test_a_node_logs_neither_keys_nor_values_nor_passwords(form: str, tmp_path: 
     if form == "json":
         assert all(json.loads(line)["level"] for line in lines.splitlines())
         assert all(json.loads(line)["connection"] == peer for line in told)
+
+
+# Messages that peers cause
+
+
+def test_a_kind_of_message_is_written_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    now = [0.0]
+    log = logging.getLogger("upriver.test")
+    limit = RepeatLimit(log, lambda: now[0])
+
+    def told() -> list[str]:
+        out = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return out
+
+    def send(count: int) -> None:
+        for number in range(count):
+            of_connection(log, f"peer{number}", limit).warning("closed: %s", number)
+
+    send(LINES_MAX + 5)
+    assert told() == [f"closed: {number}" for number in range(LINES_MAX)]
+    of_connection(log, "peer", limit).info("closed: %s", "another level is another kind")
+    of_connection(log, "peer", limit).debug("connected")
+    assert len(told()) == 2
+    now[0] = LINES_S - 1
+    limit.report()
+    assert told() == []
+    now[0] = LINES_S
+    limit.report()
+    assert told() == ["5 more messages were left out, all like this: closed: …"]
+    send(LINES_MAX + 1)
+    now[0] += LINES_S
+    send(1)
+    assert told()[-2:] == ["1 more messages were left out, all like this: closed: …", "closed: 0"]
+    limit.report(at_end=True)
+    assert told() == []
+    for number in range(3 * KINDS_MAX):
+        of_connection(log, "peer", limit).warning("closed: %s", chr(0x4E00 + number))
+    assert len(told()) == KINDS_MAX + LINES_MAX
+
+
+def test_garbage_fills_no_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with NodeProcess("--port", "0", "--vbuckets", "1", log=log) as node:
+        for number in range(300):
+            with Client(node.port) as client:
+                client.socket.sendall(b"\x00garbage%d" % number)
+                assert client.is_closed()
+        node.stop()
+    lines = [line for line in log.read_text().splitlines() if "WARNING" in line]
+    assert len(lines) == LINES_MAX + 1
+    assert "280 more messages were left out" in lines[-1]
+
+
+@pytest.mark.parametrize("sent", [b"get fruit\r\n", b"set k 0 0 1\r\n1\r\n", b"stats\r\n", b"version\r\n", b"g"])
+def test_a_client_of_the_text_protocol_is_told(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with start(vbuckets=1) as node:
+        with Client(node.port) as client:
+            client.socket.sendall(sent)
+            answer = b"".join(iter(lambda: client.socket.recv(4096), b""))
+            assert answer == b"CLIENT_ERROR the memcached binary protocol is required here\r\n"
+        assert [line for line in caplog.messages if "a client of memcached's text protocol?" in line]
+        with Client(node.port) as client:  # a client of the binary protocol that lost its place is told nothing
+            client.set(b"k", b"v")
+            client.socket.sendall(sent)
+            assert client.socket.recv(4096) == b""

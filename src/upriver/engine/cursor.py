@@ -441,7 +441,7 @@ class Cursor:
                 done = seen
                 break
             if passes:
-                # A slice of all bytes is no copy.
+                # A slice of all bytes copies nothing.
                 frame = _without_value(frames[offset:value], value - key + extras) if keys_only else frames[offset:end]
                 if kept and size + len(frame) > max_bytes:
                     done = seen

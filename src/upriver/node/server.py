@@ -277,6 +277,7 @@ class Node:
                 if state.users is not None:
                     take_new_users(state, state.users)
                 state.stall_check.look(state, state.ticks())
+                state.log_limit.report()
                 for number, connection in enumerate(list(state.connections if check_all else state.watched), 1):
                     connection.sweep(loop.time())
                     if number % SWEPT_PER_TURN == 0:
@@ -317,6 +318,7 @@ class Node:
             await asyncio.sleep(0.005)
         if self._metrics is not None:
             await self._metrics.close()
+        state.log_limit.report(at_end=True)
         await asyncio.to_thread(self._scheduler.close)
         await asyncio.to_thread(state.bucket.close)
 

@@ -14,6 +14,7 @@ from upriver.node.auth.users import Role
 from upriver.node.auth.users_file import Users
 from upriver.node.buffer_budget import BufferBudget
 from upriver.node.cluster_map import NodeClusterMap
+from upriver.node.logs import RepeatLimit
 from upriver.node.streams.stall_check import StallCheck
 from upriver.node.streams.wake_queue import WakeQueue
 from upriver.protocol.producer import PIECE_BYTES, SendBuffer
@@ -147,6 +148,8 @@ class NodeState:
     malloc_tuning: MallocTuning = field(default_factory=lambda: MallocTuning(4 * 2**20))
     #: The buffer in which each connection in turn builds the next piece of its streams.
     send_buffer: SendBuffer = field(default_factory=lambda: SendBuffer(PIECE_BYTES))
+    #: Limits the log lines that peers can cause.
+    log_limit: RepeatLimit = field(init=False)
     #: Collects the streams that requests wake.
     wake_queue: WakeQueue = field(init=False)
     #: The node accepts no more connections.
@@ -155,6 +158,7 @@ class NodeState:
     stall_s: float = 10.0
 
     def __post_init__(self) -> None:
+        self.log_limit = RepeatLimit(self.log, self.ticks)
         self.wake_queue = WakeQueue(self.scheduler)
         self.bucket.role_listeners.append(self._role_changed)
 

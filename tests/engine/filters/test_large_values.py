@@ -47,7 +47,7 @@ def test_the_same_verdicts_as_in_place(judge: LargeValues) -> None:
     judge.close()
 
 
-def test_a_value_passes_if_the_process_dies(judge: LargeValues) -> None:
+def test_a_value_passes_if_the_process_is_killed(judge: LargeValues) -> None:
     assert verdict(judge, document(8)) is False
     process = judge._process
     assert process is not None

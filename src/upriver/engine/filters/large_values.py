@@ -2,7 +2,7 @@
 
 Parsing twenty megabytes of JSON takes seconds, during which Python runs nothing else, in no thread. So a second process
 parses, and a thread waits for it. The process starts with the first large value that a filter has to look at. It also
-keeps the memory of the parsed document away from the node. If it dies, the value passes: the consumer can drop it.
+keeps the memory of the parsed document away from the node. If it is killed, the value passes: the consumer can drop it.
 
 Few values wait at a time, because each of them is held in memory. A reader that finds no room is called when there is.
 """

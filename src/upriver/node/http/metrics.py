@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from upriver.network import KEEPALIVE_S
 from upriver.node.listener import Listener
+from upriver.node.logs import of_connection
 from upriver.node.state import NodeState
 from upriver.node.streams.statistics import stream_numbers
 
@@ -121,9 +122,8 @@ class MetricsServer:
             oldest = next(iter(self.requests))
             del self.requests[oldest]
             oldest.abort()
-            self._node.log.warning(
-                "closed the oldest connection to the metrics: more than %d are open", CONNECTIONS_MAX
-            )
+            log = of_connection(self._node.log, "", self._node.log_limit)
+            log.warning("closed the oldest connection to the metrics: more than %d are open", CONNECTIONS_MAX)
         self.requests[request] = None
 
     def page(self, method: str, path: str) -> tuple[str, str, bytes]:

@@ -51,6 +51,9 @@ _EXTENDED: Final = "requests with frame extras (durability levels, kept expiries
 _HEADER_SIZE: Final = MEMCACHED.header_size
 #: The type of the first record that a TLS client sends.
 _TLS_HANDSHAKE: Final = 0x16
+#: The letters with which the commands of memcached's text protocol begin, and what such a client is told.
+_TEXT_COMMANDS: Final = range(ord("a"), ord("z") + 1)
+_BINARY_REQUIRED: Final = b"CLIENT_ERROR the memcached binary protocol is required here\r\n"
 
 
 Command = Callable[["Session", Request], Answer]
@@ -65,6 +68,7 @@ class Session:
         "_rest",
         "_terms",
         "_turn_end",
+        "_understands",
         "_work",
         "agent",
         "answers",
@@ -120,6 +124,8 @@ class Session:
         #: The number of answers that wait for a seqno to reach the disk.
         self.disk_waits = 0
         self._received = RequestBuffer()
+        #: The client has sent a packet, so it speaks the binary protocol.
+        self._understands = False
         #: The answer to the next request may overtake answers that wait.
         self._held_back = False
         self._work = 0
@@ -132,7 +138,7 @@ class Session:
     @property
     def log(self) -> ConnectionLog:
         """The node's log, with this connection's address in each line."""
-        return of_connection(self.node.log, self.peer)
+        return of_connection(self.node.log, self.peer, self.node.log_limit)
 
     @property
     def on_output(self) -> Callable[[], object] | None:
@@ -179,6 +185,7 @@ class Session:
             self.receive(memoryview(buffer)[:size])
             return None
         at, packets = node.fast_path.serve(buffer, 0, size, *self._plain_terms())
+        self._understands = self._understands or at > 0
         if at == size:
             return packets
         answers.ready += packets
@@ -287,6 +294,7 @@ class Session:
                 return at
             self._work += 1
             start, at = at, self._answer_run(data, at)
+            self._understands = self._understands or at > 0
             if at == len(data):
                 break
             if at > start and len(answers.ready) >= limits.unread_answer_bytes_max:
@@ -413,6 +421,9 @@ class Session:
             self.send(header_refusal(data, at, status, str(error)))
         if data[at] == _TLS_HANDSHAKE:
             error = WireError(error.offset, error.expected, f"{error.found} (a TLS client on a plain port?)")
+        if data[at] in _TEXT_COMMANDS and not self._understands and self.format is None:
+            self.put(_BINARY_REQUIRED)
+            error = WireError(error.offset, error.expected, f"{error.found} (a client of memcached's text protocol?)")
         self.close_on_wire_error(error)
 
     def close_on_wire_error(self, error: WireError) -> None:
@@ -428,6 +439,7 @@ class Session:
         self.answers.ready += packets
 
     def _answer_packet(self, packet: bytes) -> None:
+        self._understands = True
         if self.format is not None:
             self.format.handle(self, packet)
             return
