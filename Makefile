@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.h')
 
-.PHONY: help demo test test-slow test-sample check format simulate bench delta-environment docs clients lock sanitize clean
+.PHONY: help demo test test-slow test-sample check format simulate soak bench delta-environment docs clients lock sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -47,6 +47,10 @@ check: $(VENV)/.built ## format, lint, types, generated clients and docs up to d
 # One seed (SEED=7, with VERBOSE=1 its whole history) or many (SEEDS=0-100000); MUTATION=name breaks a rule on purpose.
 simulate: $(VENV)/.built ## run simulated clusters: SEEDS=0-100000, or SEED=7 VERBOSE=1
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0-5000)) $(if $(VERBOSE),--verbose) $(if $(MUTATION),--mutation $(MUTATION))
+
+# SEED=7 chooses the same faults again; DIRECTORY=build/soak keeps the data and the logs of the nodes.
+soak: $(VENV)/.built ## write to real nodes that are killed, moved and out of disk, and count lost writes: MINUTES=30
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(if $(DIRECTORY),--directory $(DIRECTORY))
 
 bench: $(VENV)/.built ## measure, as ratios within one run
 	for part in columns documents engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli targets table_parts spark; do \

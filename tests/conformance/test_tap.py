@@ -115,7 +115,7 @@ class TapClient(RawClient):
         return self.until_message(lambda each: each.key == key)
 
     def until_message(self, wanted: Callable[[TapPacket], bool]) -> list[TapPacket]:
-        received = []
+        received: list[TapPacket] = []
         while not received or not wanted(received[-1]):
             found = self.message()
             assert found is not None, "the node closed the connection"
@@ -282,11 +282,6 @@ def test_the_printed_takeover_transfers_three_vbuckets(client: TapClient, store:
     assert [store.state(number) for number in range(4)] == [DEAD, DEAD, DEAD, 1]
 
 
-@pytest.mark.shows("tap:takeover-list")
-def test_a_takeover_without_a_list_is_refused(client: TapClient) -> None:
-    assert client.ask(connect(TAKEOVER)).status == 4
-
-
 # Acknowledgements, keys only, registered clients
 
 
@@ -299,7 +294,6 @@ def test_the_printed_request_with_acknowledgements(client: TapClient, store: Sto
     store.set(b"k", vbucket=1)
     change = client.until_key(b"k")[-1]
     assert change.flags & ASKS_ACK, "the last message asks, so that its arrival is known"
-    wait_until(lambda: store.statistics(b"tap")["eq_tapq:node1:unacked"] == "0", "the answer arrived")
 
 
 @pytest.mark.shows("tap:ack-meaning")
