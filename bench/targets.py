@@ -50,6 +50,7 @@ from upriver.tables import Table, TableStorage
 PARTS: Final = ("load", "large", "memory", "batches", "trickle", "merge", "scan", "latency", "verify")
 VBUCKETS: Final = 64
 BATCH: Final = 200_000
+LOADING_ROUNDS: Final = 3
 SCHEMA: Final = "name string, price double, stock long, open boolean, tags string, text string"
 
 
@@ -223,15 +224,19 @@ def memory(rows: int) -> None:
 
 
 def loading(spark: SparkSession, rows: int, size: int, goal: float) -> None:
-    """Loading beside plain Spark."""
-    with node_process() as address, folder() as ours, folder() as theirs:
+    """Loading beside plain Spark, in turns. The first round of each starts all workers and does not count."""
+    with node_process() as address:
         fill(address, range(rows), size)
-        mirror = Run(address, ours, max_rows=BATCH)
-        spent = mirror()
-        plain = plain_spark(spark, address, theirs, BATCH)
+        ours, plain = [], []
+        for _ in range(1 + LOADING_ROUNDS):
+            with folder() as mirrored, folder() as written:
+                ours.append(Run(address, mirrored, max_rows=BATCH)())
+                plain.append(plain_spark(spark, address, written, BATCH))
+        ratio = statistics.median(theirs / mine for mine, theirs in zip(ours[1:], plain[1:], strict=True))
         print(
-            f"load {rows:,} documents of {size} bytes: {rows / spent:,.0f} rows/s, plain Spark "
-            f"{rows / plain:,.0f} rows/s: {plain / spent:.2f} x, goal >= {goal} {verdict(plain / spent >= goal)}",
+            f"load {rows:,} documents of {size} bytes: {rows / min(ours[1:]):,.0f} rows/s, plain Spark "
+            f"{rows / min(plain[1:]):,.0f} rows/s at their best: {ratio:.2f} x, goal >= {goal} "
+            f"{verdict(ratio >= goal)}; first rounds {ours[0]:.1f} s and {plain[0]:.1f} s",
             flush=True,
         )
 
