@@ -88,3 +88,18 @@ def test_any_text_is_an_address_or_a_clear_error(text: str) -> None:
 )
 def test_loopback(host: str, loopback: bool) -> None:
     assert Endpoint(host, 1).is_loopback is loopback
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a:1",
+        "a:1,[::1]:2",
+        "upriver://a:1/b",
+        "upriver://me@a:1",
+        "upriver://m%2Fe:s%40%3A%2Fcret@a:1,b:2/the%20bucket?ca=/x/ca.pem",
+    ],
+)
+def test_an_address_as_text_is_complete(text: str) -> None:
+    address = Address.parse(text)
+    assert Address.parse(address.as_text()) == address

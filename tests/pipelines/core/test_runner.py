@@ -1,5 +1,6 @@
 """The runner: it starts again what may pass, tells what does not, and never loses what was done."""
 
+import json
 import signal
 import threading
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from upriver.node import EmbeddedNode
 from upriver.pipelines import RunProgress, Task, run
 from upriver.pipelines.core.options import JobOptions, PipelineOptions
 from upriver.pipelines.core.row_pipeline import RowPipeline
-from upriver.pipelines.core.runner import all_known
+from upriver.pipelines.core.runner import all_known, end_of, rows_between
+from upriver.spark import Offset, VbucketOffset
 
 
 class Waiting(Task):
@@ -175,3 +177,13 @@ def test_what_the_source_gets_while_a_batch_is_at_work_counts_as_behind(
         job.let.set()
         running.wait(lambda: running.seen[-1].lag_changes == 0)
         assert (len(job.keys), running.seen[-1].lag_s) == (80, 0.0)
+
+
+def test_a_server_reports_offsets_not_changes() -> None:
+    """Of a pipeline on a server of Spark Connect, only Spark's progress is known here."""
+    ends = [Offset(VbucketOffset(n, 1, seqno) for n, seqno in seqnos.items()) for seqnos in ({0: 5}, {0: 7, 1: 3})]
+    source = {"startOffset": ends[0].packed(), "endOffset": json.dumps(ends[1].packed())}
+    progress = {"sources": [source], "numInputRows": 2}
+    assert rows_between(progress) == 5
+    assert [each.seqno for each in end_of(progress)] == [7, 3]
+    assert rows_between({"sources": [{"endOffset": None}]}) == 0

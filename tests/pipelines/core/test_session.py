@@ -1,5 +1,6 @@
 """A Spark that runs already is used as it is, with the cores that it has."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,13 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from pyspark.sql import SparkSession
 
 from upriver.pipelines.core import session
-from upriver.pipelines.core.session import LOCAL_SETTINGS, SETTINGS, spark_session, task_cores
+from upriver.pipelines.core.session import LOCAL_SETTINGS, SETTINGS, is_remote, spark_session, task_cores
 
 
 @pytest.mark.spark
 def test_the_spark_of_this_process_is_used(spark: SparkSession, tmp_path: Path) -> None:
     assert spark_session(tmp_path / "spark.log") is spark
+    assert not is_remote(spark)
     assert not (tmp_path / "spark.log").exists()
 
 
@@ -60,3 +62,11 @@ def test_the_executors_of_a_cluster_are_waited_for(monkeypatch: pytest.MonkeyPat
 @pytest.mark.spark
 def test_a_local_spark_has_its_cores(spark: SparkSession) -> None:
     assert task_cores(spark) == spark.sparkContext.defaultParallelism
+
+
+def test_the_client_of_a_server_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An active client of Spark Connect counts as the session that exists."""
+    client: Any = SimpleNamespace(SparkSession=SimpleNamespace(getActiveSession=lambda: client))
+    monkeypatch.setitem(sys.modules, "pyspark.sql.connect.session", client)
+    assert spark_session(tmp_path / "spark.log") is client
+    assert not (tmp_path / "spark.log").exists()

@@ -140,8 +140,8 @@ def carry_out(kind: type[Job], given: dict[str, Any], running: dict[str, Any]) -
     if sum(bool(running[each]) for each in ("once", "for", "forever")) > 1:
         raise click.UsageError("--once, --for and --forever exclude each other: give one of them")
     with _plain_errors():
-        options = _with_passwords(kind.options_type.read({"from": default_address(), **_from_named(given)}))
-        job = kind(options)
+        given = {"from": default_address(), **_from_named(given)}
+        job = kind.of({**given, **_with_passwords(kind.options_type.read(given))})
     from upriver.pipelines.core import PATIENCE_S, run
 
     with one_line_errors(), Watcher(job) as watcher:
@@ -164,13 +164,13 @@ def _from_named(given: dict[str, Any]) -> dict[str, Any]:
     return {"from" if name == "source" else name: value for name, value in given.items()}
 
 
-def _with_passwords(options: JobOptions) -> JobOptions:
-    addresses = {
-        field.name: with_password(value)
+def _with_passwords(options: JobOptions) -> dict[str, Address]:
+    """The addresses among the options, with passwords from the environment."""
+    return {
+        shown_name(field.name): with_password(value)
         for field in dataclasses.fields(options)
         if isinstance(value := getattr(options, field.name), Address)
     }
-    return dataclasses.replace(options, **addresses)
 
 
 @contextlib.contextmanager

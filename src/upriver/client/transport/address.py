@@ -14,7 +14,7 @@ import dataclasses
 import math
 import re
 from typing import Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from upriver.errors import AddressError, without_password
 from upriver.network import KEEPALIVE_S, is_loopback
@@ -66,6 +66,17 @@ class Address:
         user = "" if self.user is None else f"{self.user}@"
         bucket = "" if self.bucket is None else f"/{self.bucket}"
         return f"{SCHEME}://{user}{hosts}{bucket}" if user or bucket or self.tls else hosts
+
+    def as_text(self) -> str:
+        """The address with everything that ``parse`` reads, the password too: for programs, not for people."""
+        hosts = ",".join(map(str, self.endpoints))
+        if self == Address(self.endpoints):
+            return hosts
+        user = "" if self.user is None else quote(self.user, "")
+        password = "" if self.password is None else f":{quote(self.password, '')}"
+        settings = {"tls": "on" if self.tls else "off", **({} if self.ca is None else {"ca": self.ca})}
+        login = "" if self.user is None else f"{user}{password}@"
+        return f"{SCHEME}://{login}{hosts}/{quote(self.bucket or '', '')}?{urlencode(settings)}"
 
     @classmethod
     def parse(cls, text: "str | Address") -> "Address":

@@ -103,7 +103,9 @@ def _with_keepalive(hosts: str, keepalive_s: float) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """A value from a TOML file, as it would be typed."""
+    """A value from a TOML file, or an address, as it would be typed."""
+    if isinstance(value, Address):
+        return value.as_text()
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -14,17 +14,22 @@ import abc
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import pyarrow as pa
 
-from upriver.pipelines.core.options import JobOptions, PipelineOptions
+from upriver.pipelines.core.options import JobOptions, PipelineOptions, as_typed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from upriver.pipelines.core.directory import RunDirectory
+
+
+#: The name under which Spark knows pipelines as sinks.
+SINK_FORMAT: Final = "upriver_pipeline"
 
 
 class Job(abc.ABC):
@@ -39,11 +44,15 @@ class Job(abc.ABC):
 
     def __init__(self, options: JobOptions) -> None:
         self.options = options
+        #: The options as ``of`` got them; empty if it did not make the job.
+        self.given: Mapping[str, Any] = {}
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None = None, **options: Any) -> Self:
         """The job with these options, as texts or values: ``Mirror.of(source="a:1", to="/tmp/t")``."""
-        return cls(cls.options_type.read({**(given or {}), **options}))
+        job = cls(cls.options_type.read({**(given or {}), **options}))
+        job.given = {**(given or {}), **options}
+        return job
 
     @property
     def target(self) -> str:
@@ -100,10 +109,20 @@ class Pipeline(Job):
 
     def start(self, changes: "DataFrame", checkpoint: str, *, once: bool = False) -> "StreamingQuery":
         """Start the query: with ``once`` it stops at the changes that exist now."""
-        writer = changes.writeStream.queryName(f"upriver-{self.name}-{id(self):x}").foreachBatch(self._applied)
-        if once:
-            writer = writer.trigger(availableNow=True)
-        return writer.option("checkpointLocation", checkpoint).start()
+        return self._started(changes.writeStream.foreachBatch(self._applied), checkpoint, once)
+
+    def start_on_server(self, changes: "DataFrame", checkpoint: str, *, once: bool = False) -> "StreamingQuery":
+        """Start the query on a server of Spark Connect, where the pipeline runs as a sink.
+
+        There a function for ``foreachBatch`` would run in a process of its own, whose state this process cannot see.
+        """
+        texts = {name: as_typed(value) for name, value in self.given.items() if value is not None}
+        sink = changes.writeStream.format(SINK_FORMAT).options(pipeline=self.name, **texts)
+        return self._started(sink, checkpoint, once)
+
+    def _started(self, writer: "DataStreamWriter", checkpoint: str, once: bool) -> "StreamingQuery":
+        writer = writer.queryName(f"upriver-{self.name}-{id(self):x}").option("checkpointLocation", checkpoint)
+        return (writer.trigger(availableNow=True) if once else writer).start()
 
     @abc.abstractmethod
     def _apply_frame(self, frame: "DataFrame", batch_number: int) -> None:

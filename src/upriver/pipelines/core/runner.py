@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,9 +23,10 @@ from upriver.pipelines.core.directory import RunDirectory, state_directory
 from upriver.pipelines.core.failures import Trouble, trouble
 from upriver.pipelines.core.pipeline import Job, Pipeline, Task
 from upriver.pipelines.core.progress import Lag, Meter, RunProgress, Summary
-from upriver.pipelines.core.session import spark_session, task_cores
+from upriver.pipelines.core.session import is_remote, spark_session, task_cores
 from upriver.pipelines.core.source_watch import SourceWatch
 from upriver.pipelines.core.warm_up import WARM_UP
+from upriver.spark import Offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -187,6 +188,9 @@ class _Leg:
 
     def __init__(self, spark: "SparkSession", pipeline: Pipeline, directory: RunDirectory, plan: Plan) -> None:
         self._spark = spark
+        #: Whether the pipeline runs on a server of Spark Connect. Then its progress is all that is known here.
+        self._is_remote = is_remote(spark)
+        self._reached = Offset(())
         self.pipeline = pipeline
         self._directory = directory
         self._plan = plan
@@ -214,7 +218,8 @@ class _Leg:
         if self._query.isActive:
             if time.monotonic() - self._measured_at >= _TELL_S:
                 self._measure(self._query)
-                self._attempt(self.pipeline.idle)
+                if not self._is_remote:
+                    self._attempt(self.pipeline.idle)
             return
         self._measure(self._query)
         error = self._query.exception()
@@ -226,7 +231,7 @@ class _Leg:
 
     def weigh(self) -> None:
         """Update the lag."""
-        reached = self._directory.reached()
+        reached = self._reached if self._is_remote else self._directory.reached()
         # A query that starts at latest has no known start until its first batch is complete.
         if self.source.high_seqnos and (reached.vbuckets or self.pipeline.options.start == "earliest"):
             self.lag.seen({place.vbucket: place.seqno for place in reached}, self.source.high_seqnos)
@@ -243,10 +248,14 @@ class _Leg:
 
     def _start(self) -> None:
         self.pipeline.failure = None
+        reader = self._spark.readStream.format("upriver").options(**self.pipeline.reader_options())
+        checkpoint, once = self._directory.spark, self._plan.once
+        if self._is_remote:
+            self._query = self.pipeline.start_on_server(reader.load(), checkpoint, once=once)
+            return
         self.pipeline.open(self._directory)
-        options = {**self.pipeline.reader_options(), "cores": str(task_cores(self._spark))}
-        reader = self._spark.readStream.format("upriver").options(**options)
-        self._query = self.pipeline.start(reader.load(), self._directory.spark, once=self._plan.once)
+        changes = reader.option("cores", task_cores(self._spark)).load()
+        self._query = self.pipeline.start(changes, checkpoint, once=once)
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:
@@ -276,7 +285,10 @@ class _Leg:
         self._measured_at = time.monotonic()
         for event in query.recentProgress:
             WARM_UP.is_ready(self)
-            if self.meter.take(json.loads(event.json), self.pipeline.rows_of):
+            told = json.loads(event.json)
+            if self._is_remote:
+                self._reached = end_of(told)
+            if self.meter.take(told, rows_between if self._is_remote else self.pipeline.rows_of):
                 self._succeeded()
         if query.isActive and self.trouble is not None and query.lastProgress is not None:
             self._succeeded()
@@ -285,6 +297,18 @@ class _Leg:
         self.trouble = None
         self._failing_since = None
         self._backoff.reset(_FIRST_PAUSE_S)
+
+
+def end_of(progress: Mapping[str, Any], name: str = "endOffset") -> Offset:
+    """The offset in a progress event of Spark."""
+    found = progress["sources"][0].get(name)
+    return Offset(()) if not found else Offset.unpacked(json.loads(found) if isinstance(found, str) else found)
+
+
+def rows_between(progress: Mapping[str, Any]) -> int:
+    """The number of seqnos in the batch of a progress event; those that were superseded are included."""
+    before = {each.vbucket: each.seqno for each in end_of(progress, "startOffset")}
+    return sum(max(0, each.seqno - before.get(each.vbucket, 0)) for each in end_of(progress))
 
 
 def _log(directory: RunDirectory) -> Path:

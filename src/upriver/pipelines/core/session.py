@@ -1,7 +1,8 @@
 """The Spark that a pipeline uses: the one that exists, or a local one, quick to start and quiet.
 
-A session that exists (a notebook, ``spark-submit``, a program's own) is used with its master and its settings. Without
-one a local Spark starts, with one task per core. Its messages go to a file.
+A session that exists (a notebook, ``spark-submit``, a program's own) is used with its master and its settings, and so
+is a server of Spark Connect, if the session is a client of one or the master is its address (``sc://``). Without any a
+local Spark starts, with one task per core. Its messages go to a file.
 """
 
 import os
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from upriver.errors import SparkUnavailable
 
@@ -58,6 +59,8 @@ def _session(log: Path, master: str | None) -> "SparkSession":
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    if (server := _server(master)) is not None:
+        return server
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     # Of whichever thread, or of spark-submit, whose JVM runs already and knows the master.
@@ -76,6 +79,29 @@ def _session(log: Path, master: str | None) -> "SparkSession":
         # The JVM and its workers print to these two streams.
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
         return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def _server(master: str | None) -> "SparkSession | None":
+    """A client of Spark Connect, if that is what the user has or wants."""
+    client = sys.modules.get("pyspark.sql.connect.session")
+    found = None if client is None else client.SparkSession.getActiveSession()
+    if found is not None and master is None:
+        return cast("SparkSession", found)
+    if master is None:
+        master = os.environ.get("SPARK_REMOTE")
+    if master is None or not master.startswith("sc://"):
+        return None
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.builder.remote(master).getOrCreate()
+    except ImportError as error:
+        raise SparkUnavailable(f'Spark Connect needs more packages: pip install "pyspark[connect]" ({error})') from None
+
+
+def is_remote(spark: "SparkSession") -> bool:
+    """Whether this process is a client of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def task_cores(spark: "SparkSession") -> int:

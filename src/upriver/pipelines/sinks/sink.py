@@ -19,10 +19,10 @@ from pyspark.sql.types import StructType
 
 from upriver.errors import OptionError
 from upriver.pipelines.core.directory import RunDirectory
-from upriver.pipelines.core.pipeline import Pipeline
+from upriver.pipelines.core.pipeline import SINK_FORMAT, Pipeline
 from upriver.pipelines.core.registry import PIPELINES, find
 
-FORMAT: Final = "upriver_pipeline"
+FORMAT: Final = SINK_FORMAT
 _PIPELINE, _CHECKPOINT = "pipeline", "checkpointlocation"
 #: Options that Spark passes to every sink.
 _OF_SPARK: Final = (_PIPELINE, _CHECKPOINT, "path", "queryname")
