@@ -1,5 +1,7 @@
 """A Spark that runs already is used as it is, with the cores that it has."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,14 @@ pytest.importorskip("pyspark", reason="the spark extra is not installed")
 from pyspark.sql import SparkSession
 
 from upriver.pipelines.core import session
-from upriver.pipelines.core.session import LOCAL_SETTINGS, SETTINGS, is_remote, spark_session, task_cores
+from upriver.pipelines.core.session import (
+    LOCAL_SETTINGS,
+    SETTINGS,
+    address_towards,
+    is_remote,
+    spark_session,
+    task_cores,
+)
 
 
 @pytest.mark.spark
@@ -70,3 +79,29 @@ def test_the_client_of_a_server_is_used(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pyspark.sql.connect.session", client)
     assert spark_session(tmp_path / "spark.log") is client
     assert not (tmp_path / "spark.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("master", "address"),
+    [
+        ("spark://127.0.0.1:7077", "127.0.0.1"),
+        ("spark://127.0.0.1:7077,127.0.0.2:7077", "127.0.0.1"),
+        ("spark://localhost:7077", "127.0.0.1"),
+        ("spark://no-such-host.invalid:7077", None),
+        ("yarn", None),
+        ("k8s://https://127.0.0.1:443", None),
+    ],
+)
+def test_a_driver_advertises_an_address_that_the_cluster_can_reach(master: str, address: str | None) -> None:
+    assert address_towards(master) in (address, "::1" if "localhost" in master else address)
+
+
+def test_without_java_one_line_says_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "upriver", "run", "mirror", "--once", "--to", str(tmp_path / "table")]
+    environment = {name: value for name, value in os.environ.items() if "SPARK" not in name and name != "JAVA_HOME"}
+    environment |= {"XDG_STATE_HOME": str(tmp_path), "PATH": str(tmp_path)}
+    for more, where in (({}, "on this machine"), ({"JAVA_HOME": "/nowhere"}, "in JAVA_HOME, /nowhere")):
+        done = subprocess.run(command, env=environment | more, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert f"Spark needs Java, which is not {where}: install Java 17 or newer" in line

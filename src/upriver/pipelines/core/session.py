@@ -6,7 +6,9 @@ local Spark starts, with one task per core. Its messages go to a file.
 """
 
 import os
+import re
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -71,6 +73,8 @@ def _session(log: Path, master: str | None) -> "SparkSession":
     if master is None or master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings |= LOCAL_SETTINGS
+    elif (address := address_towards(master)) is not None:
+        os.environ.setdefault("SPARK_LOCAL_IP", address)  # weaker than the user's spark.driver.host
     from pyspark.java_gateway import launch_gateway
 
     conf = SparkConf().setMaster(master or LOCAL).setAppName("upriver").setAll(list(settings.items()))
@@ -116,6 +120,23 @@ def task_cores(spark: "SparkSession") -> int:
             count, changed = found, now
         time.sleep(_LOOK_S)
     return int(context.defaultParallelism)
+
+
+def address_towards(master: str) -> str | None:
+    """The address of this machine on the way to a standalone cluster, by which its workers can reach the driver.
+
+    By default Spark advertises what the host name stands for, which may be an address of another network.
+    """
+    found = re.match(r"spark://\[?([^/,]+?)\]?:(\d+)", master)
+    if found is None:
+        return None
+    try:
+        kind, *_, place = socket.getaddrinfo(found[1], int(found[2]), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as towards:
+            towards.connect(place)  # sends nothing
+            return str(towards.getsockname()[0])
+    except OSError:
+        return None  # Spark will say what is wrong with the master
 
 
 def check_java() -> None:
