@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from upriver.engine import Bucket, Vbucket
+from upriver.engine import Bucket, StoredItem, Vbucket
 from upriver.engine.consistent_points import ConsistentPoints
 from upriver.engine.cursor import NO_END, Cursor
 from upriver.engine.flusher import Flusher
@@ -490,6 +490,23 @@ def stale_and_new_share_a_uuid() -> list[Change]:
             self.failover_log = known.branch(uuid, seqno)
 
     return [(Vbucket, "_branch", instead)]
+
+
+@mutation
+def takeovers_forget_locks() -> list[Change]:
+    """The successor does not get the locks of the source."""
+    return [(Vbucket, "publish_locks", lambda self: None)]
+
+
+@mutation
+def locks_keep_the_cas_of_the_item() -> list[Change]:
+    """The successor gets the locks, but not with the CAS that their holders know."""
+    publish = Vbucket._publish_lock
+
+    def instead(self: Vbucket, key: bytes, item: StoredItem, cas: int, lock: tuple[int, float] | None) -> None:
+        publish(self, key, item, item.cas if lock else cas, (item.cas, lock[1]) if lock else None)
+
+    return [(Vbucket, "_publish_lock", instead)]
 
 
 # The drafts.

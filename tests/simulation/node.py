@@ -93,8 +93,9 @@ class Errands:
 class Machine:
     """A node that can be started, stopped, and lose its power."""
 
-    def __init__(self, name: str, clock: Clock, vbuckets: int) -> None:
+    def __init__(self, name: str, clock: Clock, vbuckets: int, *, replicate_locks: bool = False) -> None:
         self.name = name
+        self.replicate_locks = replicate_locks
         self.clock = clock
         self.vbuckets = vbuckets
         self.disk = Disk(name)
@@ -125,6 +126,7 @@ class Machine:
             vbuckets=self.vbuckets,
             ack="disk",
             clock=self.clock,
+            replicate_locks=self.replicate_locks,
             retention=RETENTION,
             interval_s=0,
         )

@@ -33,6 +33,9 @@ WEIGHTS: Final = {
     "evict": 1,
     "time": 1,
 }
+#: What clients do, and what they do with locks: take one, release it, write under it.
+WRITES: Final = ("set", "set", "set", "delete", "delete", "append", "touch", "meta", "get")
+LOCKING: Final = ("lock", "lock", "lock", "unlock", "held")
 POLICIES: Final[tuple[Policy, ...]] = ("rewind", "emit", "emit", "fail")
 PIECES: Final = (1, 7, 24, 60, 200, ALL, ALL, ALL)
 
@@ -72,6 +75,8 @@ def plan_of(rng: random.Random, seed: int) -> Plan:
         tap=rng.random() < 0.15,
         consumers=tuple(_consumer(rng) for _ in range(rng.choice((0, 1, 1, 2)))),
     )
+    if seed % 20 == 14:
+        return replace(plan, replicate_locks=True)
     if seed % 20 == 18:
         return replace(plan, machines=3, fed_by_mover=True)
     return replace(plan, machines=3, leaves_dead=True) if seed % 10 == 1 else plan
@@ -116,6 +121,9 @@ class Author:
             self.faults += ["takeover", "again"]
         elif seed % 10 == 3:
             self.faults.append("interlude")
+        elif seed % 10 == 4:
+            self.faults += ["takeover", "takeover"]
+        self.kinds = (*WRITES, *LOCKING) if seed % 10 == 4 else WRITES
 
     def events(self) -> Iterator[Action]:
         if self.seed % 20 == 7:
@@ -186,7 +194,7 @@ class Author:
         if not self.world.machines[n].up:
             yield ("start", n)
         for _ in range(rng.randint(1, self.rush)):
-            kind = rng.choice(("set", "set", "set", "delete", "delete", "append", "touch", "meta", "get"))
+            kind = rng.choice(self.kinds)
             expiry = rng.choice((0, 1, 100)) if self.expiring else 0
             yield ("write", n, v, kind, rng.randrange(self.world.plan.keys), expiry)
             if rng.random() < self.habit:

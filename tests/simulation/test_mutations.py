@@ -31,6 +31,8 @@ FOUND = {
     "forget-the-successor": 56,
     "takeovers-are-never-over": 261,
     "demoted-copy-becomes-active": 857,
+    "takeovers-forget-locks": 24,
+    "locks-keep-the-cas-of-the-item": 24,
     "drafts-share-a-successor": 4467,
     "drafts-skip-rollback": 47,
     "drafts-trust-the-compared-log": 109,

@@ -26,7 +26,7 @@ from tests.simulation.truth import (
     of_item,
 )
 from upriver.engine import Vbucket
-from upriver.errors import StatusError, TemporaryFailure
+from upriver.errors import NotLocked, StatusError, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.move import mover as steps
@@ -38,8 +38,22 @@ SIDES: Final = {"source": SOURCE, "destination": DESTINATION}
 #: What runs a takeover: a mover between two machines, or the destination itself, in the third draft.
 Taker = Moving | DraftTakeover
 TAKERS: Final[dict[str, type[Moving] | type[DraftTakeover]]] = {"mover": Moving, "draft": DraftTakeover}
+#: How long clients lock keys, and how much of that a few hops may cost: they count in full seconds.
+LOCK_TIME_S: Final = 30
+LOCK_MARGIN_S: Final = 8
 ACTIVE, REPLICA = VbucketState.ACTIVE, VbucketState.REPLICA
 PENDING, DEAD = VbucketState.PENDING, VbucketState.DEAD
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A lock that a client holds."""
+
+    cas: int
+    until: float
+    #: How often each machine had been started: a restart ends its locks.
+    starts: tuple[int, ...]
+    machine: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +69,8 @@ class Plan:
     leaves_dead: bool = False
     #: A mover feeds each replica.
     fed_by_mover: bool = False
+    #: Locks and unlocks are changes.
+    replicate_locks: bool = False
     #: A TAP client follows the first vbucket.
     tap: bool = False
     #: Policy and habits of each foreign consumer.
@@ -68,7 +84,12 @@ class World:
         self.plan = plan
         self.clock = Clock()
         self.history: list[str] = []
-        self.machines = [Machine(f"node{n}", self.clock, plan.vbuckets) for n in range(plan.machines)]
+        self.machines = [
+            Machine(f"node{n}", self.clock, plan.vbuckets, replicate_locks=plan.replicate_locks)
+            for n in range(plan.machines)
+        ]
+        #: The locks that clients hold, by vbucket and key: the CAS, and when and where each was taken.
+        self.locks: dict[tuple[int, bytes], Lock] = {}
         self.keys = [[f"k{v}{number}".encode() for number in range(plan.keys)] for v in range(plan.vbuckets)]
         self.truths = [Truth(v, self.keys[v]) for v in range(plan.vbuckets)]
         #: The machine that the operator wants active, by vbucket.
@@ -173,6 +194,18 @@ class World:
                 case "get":
                     vbucket.get(name)
                     return
+                case "lock":
+                    cas = vbucket.get_and_lock(name, LOCK_TIME_S).cas
+                    starts = tuple(each.starts for each in self.machines)
+                    self.locks[v, name] = Lock(cas, self.clock() + LOCK_TIME_S, starts, n)
+                    return
+                case "unlock":
+                    vbucket.unlock(name, self._held_cas(v, name))
+                    del self.locks[v, name]
+                    return
+                case "held":
+                    _, seqno = vbucket.set(name, value, cas=self._held_cas(v, name))
+                    del self.locks[v, name]
                 case _:
                     flags, datatype = self._values % 7, self._values % 2
                     _, seqno = vbucket.set(name, value, flags, expiry, datatype=datatype)
@@ -180,6 +213,28 @@ class World:
             self.note(f"  refused: {type(error).__name__}")
             return
         self._acknowledge(machine, v, seqno)
+
+    def _held_cas(self, v: int, name: bytes) -> int:
+        """The CAS of a client that holds a lock."""
+        held = self.locks.get((v, name))
+        if held is None:
+            raise NotLocked(vbucket=v)
+        return held.cas
+
+    def _check_locks(self, n: int, v: int) -> None:
+        """A machine has taken a vbucket over: it has the locks that the machine before it held until then."""
+        starts = tuple(each.starts for each in self.machines)
+        for (number, key), lock in self.locks.items():
+            source = self.machines[lock.machine]
+            if number != v or lock.machine == n or lock.starts != starts or lock.until < self.clock() + LOCK_MARGIN_S:
+                continue
+            before = source.vbucket(v).table.locks.get(key) if source.role(v) is DEAD else None
+            item = self.machines[n].vbucket(v).table.find(key)
+            if before is None or item is None or item.event != Event.MUTATION:
+                continue
+            held = self.machines[n].vbucket(v).table.locks.get(key)
+            if held is None or held[0] != lock.cas:
+                raise Violation(f"{self.machines[n]} vb{v}: the lock of {key.decode()} was not handed over")
 
     def _acknowledge(self, machine: Machine, v: int, seqno: int) -> None:
         vbucket, truth = machine.vbucket(v), self.truths[v]
@@ -592,6 +647,7 @@ class World:
             active = [n for n in range(len(self.machines)) if self.machines[n].role(v) is ACTIVE]
             if len([n for n in active if (n, v) not in self.stale]) > 1:
                 raise Violation(f"vbucket {v} is active on {' and '.join(str(self.machines[n]) for n in active)}")
+            self._watch_last_words(v)
             for n in active:
                 if n != self.owner[v] and (n, v) not in self.stale:
                     raise Violation(f"vbucket {v} is active on {self.machines[n]}, and node{self.owner[v]} owns it")
@@ -599,6 +655,15 @@ class World:
             for n, machine in enumerate(self.machines):
                 if machine.role(v) is not None and n not in active:
                     self._check_copy(n, v)
+
+    def _watch_last_words(self, v: int) -> None:
+        """A copy that becomes dead for a successor writes down its locks first. It receives nothing afterwards."""
+        for machine in self.machines:
+            if machine.role(v) is DEAD:
+                copy = machine.vbucket(v)
+                branch = self.truths[v].branches.get(copy.failover_log.newest.vbucket_uuid)
+                if branch is not None and copy.high_seqno > branch.high_seqno:
+                    self.truths[v].watch(copy, f"{machine} vb{v}", given_up=True)
 
     def _watch(self, n: int, v: int) -> None:
         vbucket = self.machines[n].vbucket(v)
@@ -608,6 +673,8 @@ class World:
             if found.event == Event.EXPIRATION:  # which no client wrote
                 self.note(f"  {self.machines[n]} vb{v}: {found}")
         if self.owner[v] == n:
+            if not known and not given_up:
+                self._check_locks(n, v)
             if not known and given_up and self._last_uuid[v]:
                 self._give_up(v, self._last_uuid[v])
             self._last_uuid[v] = vbucket.failover_log.newest.vbucket_uuid

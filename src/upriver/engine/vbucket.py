@@ -173,7 +173,7 @@ class Vbucket(KeyValue):
             if state is self.state and successor in ("", self.successor):
                 return
             if self.state is VbucketState.ACTIVE:
-                if successor and not self.table.ledger.replicates_locks:
+                if successor:  # also if copies have got them already: a rollback or a restart may have ended them there
                     self.publish_locks()
                 self._note_consistent()
                 self._place(self.high_seqno)
