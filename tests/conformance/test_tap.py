@@ -282,15 +282,25 @@ def test_the_printed_takeover_transfers_three_vbuckets(client: TapClient, store:
     assert [store.state(number) for number in range(4)] == [DEAD, DEAD, DEAD, 1]
 
 
+@pytest.mark.shows("tap:takeover-list")
+def test_a_takeover_without_a_list_is_of_all_vbuckets(client: TapClient, store: Store) -> None:
+    client.send(connect(TAKEOVER))
+    handed_over = {each.vbucket for each in client.rest() if each.opcode == STATE}
+    assert handed_over == set(range(len(handed_over)))
+    assert {store.state(number) for number in handed_over} == {DEAD}
+
+
 # Acknowledgements, keys only, registered clients
 
 
 @pytest.mark.shows("tap:ack-value", "tap:ack-printed", "tap:ack-meaning", "tap:opaque-auto-nack", "tap:opaque-control")
-def test_the_printed_request_with_acknowledgements(client: TapClient, store: Store) -> None:
+def test_the_printed_request_with_acknowledgements(node: EmbeddedNode, client: TapClient, store: Store) -> None:
     client.send(printed(CONNECT, ACK))
     first = client.message()
     assert first is not None
     assert (first.control, first.flags & ASKS_ACK, first.private) == (AUTO_NACK, ASKS_ACK, bytes(4))
+    for _ in range(len(node.bucket)):
+        client.until_message(lambda each: each.control == CLOSE_BACKFILL)
     store.set(b"k", vbucket=1)
     change = client.until_key(b"k")[-1]
     assert change.flags & ASKS_ACK, "the last message asks, so that its arrival is known"

@@ -19,6 +19,7 @@ from upriver.model import rollback as rules
 from upriver.node.commands import vbuckets
 from upriver.node.streams.engine_sink import EngineSink
 from upriver.node.streams.engine_source import EngineSource
+from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.protocol.consumer import negotiation as negotiations
 from upriver.protocol.consumer.consumer import ConsumerConnection
 from upriver.protocol.consumer.consumer_stream import ConsumerStream
@@ -555,6 +556,25 @@ def drafts_trust_the_compared_log() -> list[Change]:
 def tap_counts_what_was_sent() -> list[Change]:
     """A TAP client that comes back gets what was not sent yet, not what it had not acknowledged."""
     return [(TapProducerStream, "tap_position", property(lambda self: self._position_at(self.seqno)))]
+
+
+@mutation
+def pending_copies_take_foreign_data() -> list[Change]:
+    """A pending copy takes data of any TAP peer, and continues under a branch of its own."""
+    return [(EngineTapSink, "_awaits_another", lambda self, vbucket, peer: False)]
+
+
+@mutation
+def foreign_flushes_are_taken_for_known_ones() -> list[Change]:
+    """A flush of a TAP peer empties nothing that was flushed before: its bytes are taken for a mark."""
+    flush = EngineTapSink.flush
+
+    def instead(self: EngineTapSink, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
+        for vbucket in self._node.bucket:
+            vbucket.flush_marks.append(1)
+        flush(self, vbuckets, ttl, mark or 1, peer)
+
+    return [(EngineTapSink, "flush", instead)]
 
 
 # Evicted values.

@@ -115,6 +115,8 @@ class Author:
         self.loyalty = rng.choice((0.4, 0.7, 0.9))
         self.expiring = rng.random() < 0.3
         self.length = rng.randrange(6, 40)
+        #: The copies that were pending after the last event: machine and vbucket.
+        self.pending: set[tuple[int, int]] = set()
         if seed % 10 == 2:  # not drawn with the others, for the histories of all other seeds stay what they were
             self.faults.append("delete")
         elif seed % 10 == 1:
@@ -126,6 +128,24 @@ class Author:
         self.kinds = (*WRITES, *LOCKING) if seed % 10 == 4 else WRITES
 
     def events(self) -> Iterator[Action]:
+        """All events. Those of foreign TAP peers are not drawn, so that the histories of all seeds stay what they
+        were."""
+        for action in self._events():
+            yield action
+            yield from self._foreign()
+        if self.world.plan.tap and self.seed % 4 == 0:  # in others a flush would hide what was lost before
+            yield ("tap_flush", 0)
+            yield from self._writes()
+
+    def _foreign(self) -> Iterator[Action]:
+        """A foreign peer writes to each copy that has become pending."""
+        machines, vbuckets = self.world.machines, range(self.world.plan.vbuckets)
+        pending = {(n, v) for n, m in enumerate(machines) for v in vbuckets if m.role(v) is VbucketState.PENDING}
+        for n, v in sorted(pending - self.pending):
+            yield ("foreign", n, v)
+        self.pending = pending
+
+    def _events(self) -> Iterator[Action]:
         if self.seed % 20 == 7:
             yield from self._branch_under_chain()
         elif self.seed % 20 == 9:

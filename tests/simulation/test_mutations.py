@@ -37,6 +37,8 @@ FOUND = {
     "drafts-skip-rollback": 47,
     "drafts-trust-the-compared-log": 109,
     "tap-counts-what-was-sent": 313,
+    "pending-copies-take-foreign-data": 1,
+    "foreign-flushes-are-taken-for-known-ones": 4,
     "evict-what-is-not-in-blocks": 27,
     "upr-resumes-in-mid-snapshot": 3,
     "answers-are-about-any-branch": 23,

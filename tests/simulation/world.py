@@ -28,9 +28,13 @@ from tests.simulation.truth import (
 from upriver.engine import Vbucket
 from upriver.errors import NotLocked, StatusError, TemporaryFailure
 from upriver.model import Event, VbucketState
+from upriver.node.options import ListenAddress
+from upriver.node.session import Session
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.move import mover as steps
 from upriver.protocol.move.mover import Goal
+from upriver.wire import Request, tap
+from upriver.wire.dialects.tap import Control
 
 Action = tuple[Any, ...]
 Script = Sequence[Action]
@@ -638,6 +642,34 @@ class World:
                 self.truths[v].flushed(vbucket_uuid)
         except TemporaryFailure:
             self.note("  the disk refuses, and so is the flush")
+
+    def do_tap_flush(self, v: int) -> None:
+        """A TAP peer of the owner was flushed, and passes the flush on, without a mark of ours."""
+        active = self._active(v)
+        if active is not None:
+            self._watch(self.owner[v], v)
+            vbucket_uuid = active.failover_log.newest.vbucket_uuid
+            named = tap.Opaque(vbucket=v, control=Control.CLOSE_BACKFILL)
+            self._tap_peer(self.machines[self.owner[v]], named, tap.Flush(private=b"8 bytes!"))
+            if active.failover_log.newest.vbucket_uuid != vbucket_uuid:
+                self.truths[v].flushed(vbucket_uuid)
+            elif active.high_seqno and not active.table.ledger.refusal:
+                raise Violation(f"a TAP peer's flush did not empty {self.machines[self.owner[v]]} vb{v}")
+
+    def do_foreign(self, n: int, v: int) -> None:
+        """A TAP peer that has nothing to do with the takeover of a pending copy writes to it, and empties it."""
+        if self.machines[n].role(v) is PENDING:
+            change = tap.Mutation(vbucket=v, key=self.keys[v][0], value=b"foreign")
+            begin = tap.Opaque(vbucket=v, control=Control.INITIAL_VBUCKET_STREAM)
+            self._tap_peer(self.machines[n], change, begin, tap.Flush(), change)
+
+    def _tap_peer(self, machine: Machine, *messages: Request) -> None:
+        """A TAP connection to a machine that brings these messages, and is gone."""
+        session = Session(machine.state, "a foreign TAP peer", listen_address=ListenAddress())
+        for message in messages:
+            session.receive(message.encode())
+        if session.stream is not None:
+            session.stream.lose()
 
     # What must be true.
 

@@ -94,8 +94,7 @@ class TapProducerStream:
         self._told_by = told_by
         self._control: list[Request] = []  # rarely more than two: a deque would be ten times as large
         self._records = b""
-        self._at = 0
-        self._read_to = 0
+        self._at = self._read_to = 0
         self._checkpoint = 0
         self._subscribed_to: SourceCursor | None = None
         #: It is subscribed to later changes only.
