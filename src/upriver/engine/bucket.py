@@ -286,9 +286,9 @@ class Bucket:
             raise StorageError(self.storage.path, "the flusher is paused; resume it to make a backup")
         self.storage.backup(os.fspath(path))
 
-    def maintain(self, budget_s: float = 0.01) -> None:
-        """Expire, purge, compact and evict for about this long; call it regularly."""
-        self.maintenance.run(budget_s)
+    def maintain(self, budget_s: float = 0.01) -> bool:
+        """Expire, purge, compact and evict for about this long; call it regularly, and soon if it returns True."""
+        return self.maintenance.run(budget_s)
 
     def statistics(self) -> BucketStatistics:
         """Statistics of the bucket; cheap enough to be asked often."""
