@@ -397,13 +397,17 @@ class Maintenance:
                     if not position or position >= vbucket.table.checkpointed_seqno:
                         break
 
-    def evict_loaded(self, table: Table) -> None:
-        """While loading a store that is larger than memory, keep only metadata beyond the quota."""
-        position = 0
+    def evict_loaded(self, table: Table, after: int = 0) -> int:
+        """While loading a store that is larger than memory, keep only metadata beyond the quota.
+
+        Returns the seqno after which to continue when more of the table is loaded.
+        """
         while self._short_of_memory():
-            position, _ = table.sweep(position, 0, 0, 0, table.checkpointed_seqno)
-            if not position:
-                return
+            following, _ = table.sweep(after, 0, 0, 0, table.checkpointed_seqno)
+            if not following:
+                break
+            after = following
+        return after
 
     def relieve(self) -> bool:
         """Free some memory for a write without room, a bounded amount, continuing where the last call ended.
