@@ -53,7 +53,7 @@ soak: $(VENV)/.built ## write to real nodes that are killed, moved and out of di
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) $(if $(DIRECTORY),--directory $(DIRECTORY))
 
 bench: $(VENV)/.built ## measure, as ratios within one run
-	for part in columns documents engine_items engine_history engine_disk engine_maintenance node turns idle_connections streams fairness tap replication consumer cli targets table_parts spark; do \
+	for part in columns documents engine_items engine_history engine_disk engine_maintenance data_file node turns idle_connections streams fairness tap replication consumer cli targets table_parts spark; do \
 	  echo "== $$part"; $(BIN)/python -m bench.$$part || exit 1; done
 
 # For the tests that are marked delta, and for the comparisons of bench.targets. Needs Maven.

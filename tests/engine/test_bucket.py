@@ -2,7 +2,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from tests.support.bucket_digest import digest
 from tests.support.manual_clock import Clock
 from upriver.engine import Bucket, CursorEnd, CursorEnded, Options, Retention
 from upriver.engine.flusher import Flusher
+from upriver.engine.storage.lmdb import LmdbStorage
+from upriver.engine.table import Ledger
 from upriver.errors import (
     DataInUse,
     InvalidArguments,
@@ -740,3 +742,44 @@ def test_listeners_hear_of_roles_and_of_what_can_be_streamed(tmp_path: Path) -> 
         replica.set_state(VbucketState.REPLICA)  # as before
         bucket.vbucket(1).set_state(VbucketState.DEAD)
         assert heard == [1, 2, 2, 3, 3, 1]
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_opening_a_large_vbucket_stays_below_the_quota(
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
+) -> None:
+    """Evicting only after a complete vbucket took as much memory as the vbucket."""
+    with opened(path, clock, vbuckets=1, queue_bytes_max=0) as bucket:
+        vbucket = bucket.create_vbucket(0)
+        for i in range(2000):
+            vbucket.set(b"key%d" % i, b"%d" % i * 2500)
+            if i % 50 == 0:
+                bucket.flusher.step()
+        bucket.flusher.request_checkpoint()
+        bucket.flusher.drain()
+        for i in range(0 if checkpointed else 300):  # these are in groups
+            vbucket.set(b"key%d" % i, b"%d" % i * 2500)
+            bucket.flusher.step()
+    ledgers, peaks = list[Ledger](), list[int]()
+
+    def ledger(*arguments: Any) -> Ledger:
+        ledgers.append(Ledger(*arguments))
+        return ledgers[0]
+
+    class Watched(LmdbStorage):
+        def all_blocks(self) -> Iterator[tuple[int, memoryview]]:
+            for block in super().all_blocks():
+                yield block
+                peaks.append(ledgers[0].memory_bytes)
+
+        def groups(self) -> Iterator[tuple[int, memoryview]]:
+            for group in super().groups():
+                yield group
+                peaks.append(ledgers[0].memory_bytes)
+
+    monkeypatch.setattr("upriver.engine.bucket.Ledger", ledger)
+    with Bucket(Watched(path), vbuckets=1, quota_bytes=4 * MIB, clock=clock) as bucket:
+        assert bucket.vbucket(0).table.items == 2000
+        assert 2 * MIB < max(peaks) < 4 * MIB
+        for i in (0, 299, 1999):
+            assert bucket.vbucket(0).get(b"key%d" % i).value == b"%d" % i * 2500

@@ -162,7 +162,7 @@ def said(peer: SocketPeer, request: AnyRequest) -> list[tuple[object, ...]]:
         current = peer.ask(wire.Get(key=request.key))
         own = current.cas if current.status is Status.SUCCESS else 1
         request = replace(request, cas=own + request.cas - 1)
-    answers = []
+    answers: list[tuple[object, ...]] = []
     for answer in peer.send(request):
         refused = answer.status is not Status.SUCCESS
         body = b"" if refused else replace(answer, cas=0, opaque=0).encode()

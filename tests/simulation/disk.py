@@ -95,5 +95,8 @@ class Disk(Storage):
     def size_bytes(self) -> int:
         return sum(map(len, self._groups.values())) + sum(map(len, self._blocks.values()))
 
+    def blocks_bytes(self) -> int:
+        return sum(map(len, self._blocks.values()))
+
     def close(self) -> None:
         """What was committed stays."""

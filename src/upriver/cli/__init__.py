@@ -21,6 +21,7 @@ __all__ = ["main"]
 COMMANDS: Final = {
     "backup": "Copy the data directory of a node, even while it runs.",
     "checkpoint": "Show, back up, restore and reset the checkpoints of consumers.",
+    "compact": "Make the data file of a stopped node smaller.",
     "delete": "Delete a key.",
     "diff": "Compare two nodes, vbucket by vbucket.",
     "dump": "Write all documents as JSON lines or Parquet.",

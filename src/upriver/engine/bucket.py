@@ -286,9 +286,9 @@ class Bucket:
             raise StorageError(self.storage.path, "the flusher is paused; resume it to make a backup")
         self.storage.backup(os.fspath(path))
 
-    def maintain(self, budget_s: float = 0.01) -> None:
-        """Expire, purge, compact and evict for about this long; call it regularly."""
-        self.maintenance.run(budget_s)
+    def maintain(self, budget_s: float = 0.01) -> bool:
+        """Expire, purge, compact and evict for about this long; call it regularly, and soon if it returns True."""
+        return self.maintenance.run(budget_s)
 
     def statistics(self) -> BucketStatistics:
         """Statistics of the bucket; cheap enough to be asked often."""
@@ -380,27 +380,30 @@ class Bucket:
         self._begin(vbuckets)
 
     def _load_records(self) -> None:
-        loaded: Table | None = None
+        loaded, evicted_to = None, 0
         for number, records in self.storage.all_blocks():
             table = self.tables[number]
             if table is None:
                 raise CorruptData("", f"there are records of vbucket {number} but no description")
-            if loaded is not None and loaded is not table:
-                self.maintenance.evict_loaded(loaded)
+            if loaded is not table:
+                loaded, evicted_to = table, 0
             table.load(records)
-            loaded = table
+            evicted_to = self.maintenance.evict_loaded(table, evicted_to)
         for table in self.tables:
             if table is not None:
                 # Up to here the blocks count, even if groups hold more versions.
                 table.high_seqno = max(table.high_seqno, table.checkpointed_seqno)
         self._load_groups()
+        self._evict_loaded()
+
+    def _evict_loaded(self) -> None:
         for table in self.tables:
             if table is not None:
                 self.maintenance.evict_loaded(table)
 
     def _load_groups(self) -> None:
         """Load the groups; there may be very many, so each costs only its contents."""
-        flusher, groups, asked_to = self.flusher, 0, 0
+        flusher, groups, asked_to, unchecked = self.flusher, 0, 0, 0
         for number, group in self.storage.groups():
             if number >= asked_to:
                 limits, asked_to = self._limits(number)
@@ -413,6 +416,10 @@ class Bucket:
             # Descriptions may start at a later group: the number of a group that was not written is not reused.
             groups, flusher.next_group = groups + 1, max(flusher.next_group, number + 1)
             flusher.group_bytes += len(group)
+            unchecked += len(group)
+            if 0 < self.ledger.quota_bytes * QUEUE_SHARE < unchecked:
+                self._evict_loaded()  # this does nothing while there is room
+                unchecked = 0
         if not groups:
             flusher.first_group = flusher.next_group
 

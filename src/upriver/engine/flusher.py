@@ -21,6 +21,7 @@ count only up to that seqno) until a checkpoint has left those groups behind.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -30,6 +31,7 @@ from upriver.engine.durability_waiters import Done, Failed, Wait, told
 from upriver.engine.journal import Journal
 from upriver.engine.malloc_tuning import MallocTuning
 from upriver.engine.storage.block_cache import BlockCache
+from upriver.engine.storage.disk_space import DiskSpace
 from upriver.engine.storage.interface import BLOCK_BYTES, Block, Storage, WriteBatch
 from upriver.engine.table import Ledger, Table, collect
 from upriver.engine.vbucket import Vbucket, notify
@@ -38,9 +40,11 @@ from upriver.errors import CorruptData, StorageError
 log = logging.getLogger(__name__)
 
 #: A checkpoint starts at this many bytes in groups or this many groups, and moves this much with each batch.
-CHECKPOINT_BYTES: Final = 128 * 2**20
+CHECKPOINT_BYTES: Final = 32 * 2**20
 CHECKPOINT_GROUPS: Final = 50_000
 SLICE_BYTES: Final = 2 * 2**20
+#: A slice is at least this many times as large as the new group: groups that grow during a checkpoint shrink again.
+SLICE_SHARE: Final = 2
 #: A commit with a slice should not take longer than this; if it does, the next slices are smaller.
 SLICE_S: Final = 0.05
 #: After a crash, CAS values start this far after the clock and the last CAS, in case the clock was set back: 17 s.
@@ -82,6 +86,8 @@ class _Gathered:
     checkpointed: dict[int, tuple[Table, int, int]] = field(default_factory=dict)
     #: The passes whose blocks it rewrites.
     compactions: list["_Compaction"] = field(default_factory=list)
+    #: Bytes of garbage that are removed, by vbucket.
+    reclaimed: Counter[int] = field(default_factory=Counter)
     cuts: dict[int, list[Cut]] = field(default_factory=dict)
 
 
@@ -104,6 +110,8 @@ class _Compaction:
     def __init__(self, vbucket: Vbucket) -> None:
         self.vbucket = vbucket
         self.position = 0
+        #: The next blocks, once they are read.
+        self.ahead: list[Block] | None = None
         # Fixed at the beginning: see Table.retain.
         self.tombstones_to = vbucket.purged_seqno
 
@@ -124,6 +132,7 @@ class Flusher:
         slice_bytes: int = SLICE_BYTES,
     ) -> None:
         self.storage = storage
+        self.space = DiskSpace(storage, ledger)
         #: For reading evicted values.
         self.blocks = BlockCache(storage)
         self.ledger = ledger
@@ -202,6 +211,7 @@ class Flusher:
             gathered = _Gathered()
             began = perf_counter()
             try:
+                self._read_ahead()
                 if not self._gather(gathered):
                     return False
                 if gathered.batch:
@@ -322,8 +332,8 @@ class Flusher:
             gathered.cuts[number] = [*older, (self.next_group, seqno)]
 
     def _gather_checkpoint(self, gathered: _Gathered, checkpoint: _Checkpoint) -> None:
-        """One slice: at least as much as the new group, or the groups would grow for ever."""
-        room, later = max(self._slice_bytes, gathered.group_bytes), []
+        """One slice: more than the new group, or the groups would never get smaller."""
+        room, later = max(self._slice_bytes, SLICE_SHARE * gathered.group_bytes), []
         while checkpoint.numbers and room > 0:
             number = checkpoint.numbers[-1]
             vbucket = self.vbuckets.existing(number)
@@ -371,15 +381,36 @@ class Flusher:
 
     def _gather_compactions(self, gathered: _Gathered) -> None:
         """One slice of the oldest passes: several small vbuckets share a commit."""
-        room = self._slice_bytes
-        while self._compactions and room > 0:
-            pass_ = next(iter(self._compactions.values()))
-            size = self._compact(gathered, pass_, room)
-            if not size:
+        for pass_ in list(self._compactions.values()):
+            if pass_.ahead is None:
+                return
+            if not self._compact(gathered, pass_, pass_.ahead):
                 del self._compactions[pass_.vbucket]
-            room -= size
+            pass_.ahead = None
 
-    def _compact(self, gathered: _Gathered, pass_: _Compaction, max_bytes: int) -> int:
+    def _read_ahead(self) -> None:
+        """Read the blocks that the next batch rewrites before the lock is taken; only the flusher changes blocks.
+
+        Most of what is read is garbage under load, so a slice frees more than the new group takes.
+        """
+        room = max(self._slice_bytes, SLICE_SHARE * self.ledger.pending_bytes)
+        with self.journal.lock:
+            passes = [] if self.paused else list(self._compactions.values())
+        for pass_ in passes:
+            if room <= 0:
+                return
+            try:
+                pass_.ahead = self.storage.blocks(pass_.vbucket.number, pass_.position, room)
+            except CorruptData as error:
+                self._not_compacted(pass_, error)
+            room -= sum(len(block.records) for block in pass_.ahead or ())
+
+    def _not_compacted(self, pass_: _Compaction, error: CorruptData) -> None:
+        """These blocks stay as they are; other vbuckets are still written."""
+        log.error("%s: vbucket %d is not compacted: %s", self.storage.path, pass_.vbucket.number, error.why)
+        pass_.ahead = []
+
+    def _compact(self, gathered: _Gathered, pass_: _Compaction, old: list[Block]) -> int:
         """Rewrite the next blocks, in ascending order: a tombstone never goes before the versions that it deletes.
 
         Returns the number of bytes; 0 if the pass is over.
@@ -388,13 +419,13 @@ class Flusher:
         if self._owner(vbucket.table) is not vbucket or vbucket.number in gathered.trims:
             return 0
         try:
-            old = self.storage.blocks(vbucket.number, pass_.position, max_bytes)
             # Later blocks come from a commit that failed but took effect: a checkpoint writes them again.
             old = [block for block in old if block.upto <= vbucket.table.checkpointed_seqno]
             retained = [vbucket.table.retain(block.records, pass_.tombstones_to) for block in old]
-        except CorruptData as error:  # these blocks stay as they are; other vbuckets are still written
-            log.error("%s: vbucket %d is not compacted: %s", self.storage.path, vbucket.number, error.why)
+        except CorruptData as error:
+            self._not_compacted(pass_, error)
             return 0
+        gathered.reclaimed[vbucket.number] += sum(map(len, (b.records for b in old))) - sum(map(len, retained))
         gathered.batch.removed += [(block.vbucket, block.upto) for block in old]
         merged: list[bytes] = []
         for block, records in zip(old, retained, strict=True):
@@ -435,6 +466,12 @@ class Flusher:
                 table.records_from_group = from_group
             self.cuts.update(gathered.cuts)
             self._count(gathered.batch, gathered.group_bytes)
+            for number, size in gathered.reclaimed.items():
+                self.space.reclaimed(number, size)
+            for number, seqno in gathered.trims.items():
+                if not seqno:
+                    self.space.cleared(number)
+            self.space.pace(self.group_bytes)
             if self.error is not None:
                 log.info("%s: writing again", self.storage.path)
                 self.error, self.ledger.refusal = None, ""

@@ -16,7 +16,6 @@ have needed them. Such vbuckets are remembered and swept again.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic, thread_time
@@ -74,8 +73,6 @@ class Maintenance:
         self.retention = retention
         self.longest_step_s = 0.0
         self.evicted_bytes = 0
-        #: Bytes of dropped records that are still on disk, by number of the vbucket.
-        self._garbage: Counter[int] = Counter()
         #: Vbuckets that may hold versions superseded at or below their floor, and the seqno up to which those are gone.
         self._unswept: dict[Vbucket, int] = {}
         #: By vbucket: branch, seqno and time of the last observation, and the seqno that was seen long enough ago.
@@ -93,8 +90,8 @@ class Maintenance:
         self._fruitless_at = -1
         self._look_again_s = 0.0
 
-    def run(self, budget_s: float = 0.01) -> None:
-        """Do what is due for about this long."""
+    def run(self, budget_s: float = 0.01) -> bool:
+        """Do what is due for about this long; returns whether more is due."""
         began = thread_time()
         before = began
         while before - began < budget_s:
@@ -107,7 +104,8 @@ class Maintenance:
             self.longest_step_s = max(self.longest_step_s, now - before)
             before = now
             if not more:
-                return
+                return False
+        return True
 
     def run_all(self) -> None:
         """One complete round of every duty, due or not, however long it takes."""
@@ -356,17 +354,18 @@ class Maintenance:
             vbucket.journal.change(vbucket.number)
 
     def _note_garbage(self, vbucket: Vbucket, freed: int) -> None:
-        self._garbage[vbucket.number] += freed
-        if self._garbage.total() > max(GARBAGE_BYTES_MIN, self.ledger.memory_bytes):
+        space = self.flusher.space
+        space.dropped(vbucket.number, freed)
+        if space.garbage_bytes > max(GARBAGE_BYTES_MIN, space.needed_bytes):
             looked_at = self.vbuckets()
-            self._garbage = Counter({each.number: self._garbage[each.number] for each in looked_at})
         else:
-            looked_at = [vbucket] if self._garbage[vbucket.number] > GARBAGE_BYTES_MIN else []
+            looked_at = [vbucket] if space.garbage_of(vbucket.number) > GARBAGE_BYTES_MIN else []
         for each in looked_at:
-            if self._garbage[each.number] > GARBAGE_SHARE * each.table.memory_bytes:
-                del self._garbage[each.number]
-                if self.flusher.storage.keeps_records:
-                    self.flusher.request_compaction(each)
+            if (
+                space.garbage_of(each.number) > GARBAGE_SHARE * each.table.memory_bytes
+                and self.flusher.storage.keeps_records
+            ):
+                self.flusher.request_compaction(each)
 
     # Eviction.
 
@@ -398,13 +397,17 @@ class Maintenance:
                     if not position or position >= vbucket.table.checkpointed_seqno:
                         break
 
-    def evict_loaded(self, table: Table) -> None:
-        """While loading a store that is larger than memory, keep only metadata beyond the quota."""
-        position = 0
+    def evict_loaded(self, table: Table, after: int = 0) -> int:
+        """While loading a store that is larger than memory, keep only metadata beyond the quota.
+
+        Returns the seqno after which to continue when more of the table is loaded.
+        """
         while self._short_of_memory():
-            position, _ = table.sweep(position, 0, 0, 0, table.checkpointed_seqno)
-            if not position:
-                return
+            following, _ = table.sweep(after, 0, 0, 0, table.checkpointed_seqno)
+            if not following:
+                break
+            after = following
+        return after
 
     def relieve(self) -> bool:
         """Free some memory for a write without room, a bounded amount, continuing where the last call ended.

@@ -99,5 +99,9 @@ class Storage(abc.ABC):
         """The disk space in use."""
 
     @abc.abstractmethod
+    def blocks_bytes(self) -> int:
+        """The disk space that blocks take."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Release everything."""

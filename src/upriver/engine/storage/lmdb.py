@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import struct
 import threading
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ FORMAT: Final = 4
 MAP_BYTES: Final = 2**40
 LOCK_FILE: Final = "upriver.lock"
 DATA_FILE: Final = "data.mdb"
+#: The folder for an unfinished compact copy.
+COMPACTING: Final = "compacting"
 #: This much memory is kept for the next group or block.
 SEAL_BYTES_MAX: Final = 8 * 2**20
 
@@ -179,21 +182,22 @@ class LmdbStorage(Storage):
             raise StorageError(path, f"cannot write the backup: {error}") from error
 
     def _mark_as_copy(self, path: str) -> None:
-        """Mark the backup, so that it opens as another store than the original.
-
-        Transaction numbers start again in a copy, so both meta pages need a commit with its own number.
-        """
+        """Mark the backup, so that it opens as another store than the original."""
         with lmdb.open(path, map_size=self._map_bytes, max_dbs=8, lock=False) as env:
-            main, meta = env.open_db(None), env.open_db(b"facts")
-            for _ in range(2):
-                with env.begin(write=True, db=meta) as txn:
-                    stored = txn.get(_BUCKET)
-                    facts = {"format": FORMAT} if stored is None else self._known_facts(stored)
-                    txn.put(_BUCKET, _sealed(b"", json.dumps({**facts, "clean": False, "copy": True}).encode()))
-                    _number(txn, main)
+            meta = env.open_db(b"facts")
+            with env.begin(write=True, db=meta) as txn:
+                stored = txn.get(_BUCKET)
+                facts = {"format": FORMAT} if stored is None else self._known_facts(stored)
+                txn.put(_BUCKET, _sealed(b"", json.dumps({**facts, "clean": False, "copy": True}).encode()))
+        number_commits(path, self._map_bytes)
 
     def size_bytes(self) -> int:
         return os.stat(os.path.join(self.path, DATA_FILE)).st_blocks * 512
+
+    def blocks_bytes(self) -> int:
+        with self._reading(), self._env.begin() as txn:
+            tree = txn.stat(self._blocks)
+        return int(tree["psize"] * (tree["branch_pages"] + tree["leaf_pages"] + tree["overflow_pages"]))
 
     def close(self) -> None:
         if not self._closed:
@@ -223,6 +227,7 @@ class LmdbStorage(Storage):
         except OSError:
             os.close(lock)
             raise DataInUse(self.path, "another process uses the directory") from None
+        shutil.rmtree(directory / COMPACTING, ignore_errors=True)
         return lock
 
     def _open(self) -> lmdb.Environment:
@@ -511,6 +516,14 @@ def _block_name(vbucket: int, upto: int) -> str:
 def _number(txn: lmdb.Transaction, main: Any) -> None:
     """Store the number of the commit in its main tree; its page is written with every commit anyway."""
     txn.put(COMMIT_KEY, COMMIT_NUMBER.pack(txn.id()), db=main)
+
+
+def number_commits(path: str, map_bytes: int) -> None:
+    """Store numbers in a compact copy: transactions start again at 1 there, and either meta page needs a commit."""
+    with lmdb.open(path, map_size=map_bytes, max_dbs=8, lock=False) as env:
+        for _ in range(2):
+            with env.begin(write=True) as txn:
+                _number(txn, env.open_db(None, txn=txn))
 
 
 def _sealed(key: bytes, value: bytes | memoryview) -> bytes:

@@ -37,5 +37,8 @@ class MemoryStorage(Storage):
     def size_bytes(self) -> int:
         return 0
 
+    def blocks_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
