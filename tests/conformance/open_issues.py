@@ -7,7 +7,9 @@ OPEN_ISSUES: tuple[OpenIssue, ...] = (
         "lock-time",
         "MB-7558",
         "Replicate the lock time.",
-        "A mutation has the seconds that remain of the lock of its key, in every UPR dialect.",
+        "A mutation has the seconds that remain of the lock of its key, and a takeover hands the locks over. With "
+        "`--replicate-locks`, lock and unlock are changes of their own, so that the holder can use a lock after a "
+        "failover.",
     ),
     OpenIssue(
         "expirations",
@@ -61,7 +63,7 @@ OPEN_ISSUES: tuple[OpenIssue, ...] = (
         "dead-connections",
         "",
         "Detect dead connections.",
-        "`dcp` and TAP have noops; a peer that does not answer them is disconnected.",
+        "Every socket has TCP keepalive. `dcp` also has noops, and a peer that does not answer them is disconnected.",
     ),
     OpenIssue(
         "ownership",

@@ -67,6 +67,7 @@ _SHARED: dict[str, tuple[Statement, ...]] = {
             "It names no vbucket and means that of the last stream request. Upriver also accepts a vbucket behind "
             "the type.",
         ),
+        Statement("log-zero", "A log may have no pairs at all."),
         Statement("log-pairs", "The response has pairs of a vbucket uuid and a high seqno."),
         Statement("log-answer-printed", "The pairs follow the type of the response, 16 bytes each, as printed."),
     ),

@@ -45,6 +45,7 @@ TAP = Text(
             Statement("flags-extras", "Options are 32 bits of flags in the extras."),
             Statement("flags-omitted", "Without extras all flags are 0."),
             Statement("values-order", "The values of options follow in the order of the flags, the lowest first."),
+            Statement("values-optional", "Options with and without values can be combined in every way."),
             Statement("mix", "Options can be combined; the printed example has four."),
         ),
         "Backfill (0x01)": (
@@ -94,6 +95,7 @@ TAP = Text(
         "Commands of the server": (
             Statement("response-commands", "They resemble ordinary commands."),
             Statement("response-private", "Each has a section of engine-specific data."),
+            Statement("response-private-any", "What is in the section is up to the engine: its length is not fixed."),
             Statement("response-ttl", "Each has a time to live that stops replication loops."),
         ),
         "Mutation (0x41)": (
@@ -114,8 +116,17 @@ TAP = Text(
         ),
         "Opaque (0x44)": (
             Statement("opaque-control", "It has control data for the receiver, as engine-private data."),
+            Statement(
+                "opaque-printed",
+                "The printed packet, for vbucket 1023 with four bytes of 0xff, is accepted.",
+                "Its control is unknown: it is acknowledged if it asks for that, logged once and ignored.",
+            ),
             Statement("opaque-auto-nack", "0 tells a client that asked for acknowledgements that they are supported."),
             Statement("opaque-initial", "1 begins a backfill."),
+            Statement(
+                "opaque-initial-behind",
+                "A backfill takes place when the newest checkpoint of the receiver is behind the oldest of the sender.",
+            ),
             Statement("opaque-initial-snapshot", "A backfill has all of the data, on disk and in memory."),
             Statement("opaque-checkpoints", "2 tells that the sender has checkpoints."),
             Statement("opaque-open-checkpoint", "3 marks the begin of the open checkpoint."),

@@ -240,6 +240,15 @@ def test_a_rollback(consumer: ShortClient, store: Store, draft: str) -> None:
     assert consumer.ask(wrong).raw == drawn[:13] + bytes(8), "a high seqno that its uuid does not have"
 
 
+@pytest.mark.shows("upr_draft1:rollback-meaning", "upr_draft2:rollback-meaning")
+@both
+def test_a_consumer_that_is_ahead_rolls_back_to_the_high_seqno(consumer: ShortClient, store: Store, draft: str) -> None:
+    for number in range(6):
+        store.set(b"k%d" % number, vbucket=VBUCKET)
+    answer = consumer.ask(request(start=100, uuid=store.uuid(VBUCKET)))
+    assert answer.body == bytes((ROLLBACK,)) + (6).to_bytes(8, "big")
+
+
 @pytest.mark.shows(
     "upr_draft1:stream-start", "upr_draft1:stream-end-seqno", "upr_draft2:stream-start", "upr_draft2:stream-end-seqno"
 )

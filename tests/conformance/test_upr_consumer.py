@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.store import REPLICA, Store
+from tests.conformance.store import DEAD, REPLICA, Store
 from tests.conformance.test_upr_producer import (
     ADD,
     CLOSE,
@@ -212,3 +212,28 @@ def test_a_takeover_at_its_destination(mover: Mover, store: Store) -> None:
     active = mover.client.ask(packet(STATE, b"\x01", vbucket=5, opaque=opaque))
     assert (active.opcode, active.status) == (STATE, 0)
     assert store.state(5) == 1
+
+
+@pytest.mark.shows("upr:state-dead", "upr:state-printed")
+def test_the_printed_state_makes_the_copy_dead(mover: Mover, store: Store) -> None:
+    opaque = mover.established(0, flags=1)
+    drawn = printed(STATE)
+    told = mover.client.ask(drawn[:12] + opaque.to_bytes(4, "big") + drawn[16:])
+    assert (told.opcode, told.status) == (STATE, 0)
+    assert store.state() == DEAD
+
+
+@pytest.mark.shows("upr:state-replica")
+def test_a_pending_copy_becomes_a_replica_again(mover: Mover, store: Store) -> None:
+    opaque = mover.established(5, flags=1)
+    for code, memcached in ((2, 3), (3, REPLICA)):
+        assert mover.client.ask(packet(STATE, bytes((code,)), vbucket=5, opaque=opaque)).status == 0
+        assert store.state(5) == memcached
+
+
+@pytest.mark.shows("upr:state-only-takeover")
+@pytest.mark.parametrize("code", [1, 2, 3, 4])
+def test_a_stream_that_is_not_a_takeover_changes_no_state(mover: Mover, store: Store, code: int) -> None:
+    opaque = mover.established(5)
+    assert mover.client.ask(packet(STATE, bytes((code,)), vbucket=5, opaque=opaque)).status == EINVAL
+    assert store.state(5) == REPLICA

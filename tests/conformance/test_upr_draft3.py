@@ -188,6 +188,14 @@ def test_a_rollback(consumer: RawClient, store: Store) -> None:
     assert (answer.extras, answer.value) == (b"", (5).to_bytes(8, "big"))
 
 
+@pytest.mark.shows("upr_draft3:rollback-meaning")
+def test_a_consumer_that_is_ahead_rolls_back_to_the_high_seqno(consumer: RawClient, store: Store) -> None:
+    for number in range(6):
+        store.set(b"k%d" % number, vbucket=VBUCKET)
+    answer = consumer.ask(request(start=100, uuid=store.uuid(VBUCKET)))
+    assert (answer.status, answer.value) == (0x23, (6).to_bytes(8, "big"))
+
+
 @pytest.mark.shows(
     "upr_draft3:log-printed",
     "upr_draft3:log-pairs",
@@ -208,10 +216,9 @@ def test_the_printed_failover_log(consumer: RawClient, store: Store) -> None:
     assert first != store.uuid(VBUCKET)
 
 
-@pytest.mark.shows("upr_draft3:error-not-mine")
+@pytest.mark.shows("upr_draft3:error-not-mine", "upr_draft3:not-mine-printed")
 def test_a_vbucket_that_is_not_there(consumer: RawClient) -> None:
-    answer = consumer.ask(request(1024))
-    assert (answer.opcode, answer.status, answer.opaque) == (STREAM, 7, OPAQUE)
+    assert consumer.ask(request(1024)).raw == printed(STREAM, 0x81, 7)
     answer = consumer.ask(packet(LOG, vbucket=1024, opaque=OPAQUE))
     assert (answer.opcode, answer.status, answer.opaque) == (LOG, 7, OPAQUE)
 

@@ -190,6 +190,10 @@ UPR = Text(
             Statement("state-layout", "The extras are one byte, the state."),
             Statement("state-active", "State 1 makes the consumer's vbucket active."),
             Statement("state-pending", "State 2 makes the consumer's vbucket pending."),
+            Statement("state-replica", "State 3 makes the consumer's vbucket a replica."),
+            Statement("state-dead", "State 4 makes the consumer's vbucket dead."),
+            Statement("state-printed", "The printed packet, dead for vbucket 0, is understood."),
+            Statement("state-only-takeover", "It belongs to takeovers: on another stream it changes nothing."),
             Statement(
                 "state-no-reply",
                 _NO_REPLY,

@@ -64,11 +64,17 @@ UPR_DRAFT3 = Text(
             Statement("stream-high", "The high seqno is the one at which the uuid was generated."),
             Statement("stream-group", "The key is a group id, the name of the stream."),
             Statement("ok-printed", "The printed response, a header alone, accepts the request."),
+            Statement(
+                "not-mine-printed",
+                "The printed response, a header alone, refuses a vbucket that is not there.",
+                "With status 7, as the text's list of errors says; the printed status is 1.",
+            ),
             Statement("rollback-printed", "The printed rollback response has the seqno behind the header.", _LENGTHS),
             Statement("rollback-meaning", "A consumer that is ahead removes its newer changes, found by that seqno."),
         ),
         "Failover log": (
             Statement("log-printed", "The printed request asks for the log of vbucket 12."),
+            Statement("log-zero", "A log may have no pairs at all."),
             Statement("log-pairs", "The response has pairs of a vbucket uuid and a high seqno."),
             Statement("log-answer-printed", "The pairs are 16 bytes each, as printed.", _LENGTHS),
             Statement(

@@ -67,6 +67,7 @@ def node() -> Iterator[EmbeddedNode]:
         yield node
 
 
+@pytest.mark.shows("open_issues:dead-connections")
 @pytest.mark.parametrize("dialect", ["upr_draft1", "upr_draft2", "upr_draft3", "upr"])
 def test_the_stream_of_a_vanished_consumer_ends(node: EmbeddedNode, dialect: str) -> None:
     """These dialects have no noop."""

@@ -15,11 +15,13 @@ from upriver.client import Mover
 from upriver.errors import UpriverError
 from upriver.protocol.move import Phase
 
-AUTH, SET, GET_VBUCKET = 0x21, 0x01, 0x3E
+AUTH, SET, GET_VBUCKET, NOOP = 0x21, 0x01, 0x3E, 0x0A
+OPEN, STREAM, STREAM_END, MUTATION = 0x50, 0x53, 0x55, 0x57
 SUCCESS: Final = 0
 ACTIVE: Final = 1
 MOVE_PATIENCE_S: Final = 30.0
 FULL_S_MAX: Final = 5.0
+STREAM_END_S_MAX: Final = 10.0
 
 
 class Faults:
@@ -131,6 +133,26 @@ class Faults:
                 answer = self._set(client, key, owned[0])
                 if answer.status == SUCCESS and (user, password) != ("writer", "writer"):
                     self.breaches.append(f"{user} with the password {password} wrote a key")
+        with RawClient(node.port) as client:
+            self._stream_through_a_login(client, key, owned[0])
+
+    def _stream_through_a_login(self, client: RawClient, name: bytes, vbucket: int) -> None:
+        """A stream that an administrator began must end when a reader logs in on its connection."""
+        client.ask(packet(AUTH, b"", b"PLAIN", b"\0admin\0admin"))
+        client.ask(packet(OPEN, struct.pack(">II", 0, 1), name))
+        everything = struct.pack(">IIQQQQQ", 0, 0, 0, 2**64 - 1, 0, 0, 0)
+        if client.ask(packet(STREAM, everything, vbucket=vbucket)).status != SUCCESS:
+            return  # the vbucket moved before
+        client.send(packet(AUTH, b"", b"PLAIN", b"\0reader\0reader"))
+        end = time.monotonic() + STREAM_END_S_MAX
+        while client.take().opcode != STREAM_END:
+            if time.monotonic() > end:
+                self.breaches.append(f"a stream of vbucket {vbucket} goes on after a login without the role for it")
+                return
+        client.send(packet(NOOP))
+        while (found := client.take()).opcode != NOOP:
+            if found.opcode == MUTATION:
+                self.breaches.append(f"a mutation of vbucket {vbucket} came after the end of its stream")
 
     @staticmethod
     def _set(client: RawClient, key: bytes, vbucket: int) -> Packet:

@@ -89,6 +89,7 @@ def node() -> Iterator[EmbeddedNode]:
         yield node
 
 
+@pytest.mark.shows("upr_draft1:log-zero", "upr_draft2:log-zero", "upr_draft3:log-zero")
 @pytest.mark.parametrize("dialect", DRAFTS)
 def test_a_failover_log_without_pairs_means_a_start_at_0(node: EmbeddedNode, dialect: Any) -> None:
     with no_pairs(dialect) as server:

@@ -45,6 +45,7 @@ def next_change(client: StreamClient) -> Any:
     return next(message for message in iter(client.next, None) if hasattr(message, "by_seqno"))
 
 
+@pytest.mark.shows("open_issues:lock-time")
 @pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft1", "upr_draft2", "upr_draft3"])
 def test_a_lock_that_is_taken_while_a_stream_is_live(node: EmbeddedNode, dialect: str) -> None:
     replicates = node.node.options.replicate_locks
@@ -89,6 +90,7 @@ def check_held(address: str, cas: int, how: str) -> None:
         kv.set("fruit", "free")
 
 
+@pytest.mark.shows("open_issues:lock-time")
 @pytest.mark.parametrize("how", ["set", "unlock"])
 @pytest.mark.parametrize("dialect", ["dcp", "upr"])
 def test_a_lock_is_usable_after_a_failover(dialect: str, how: str) -> None:
@@ -107,6 +109,7 @@ def test_a_lock_is_usable_after_a_failover(dialect: str, how: str) -> None:
         check_held(node.address, 77, how)
 
 
+@pytest.mark.shows("open_issues:lock-time")
 @pytest.mark.parametrize("how", ["set", "unlock"])
 @pytest.mark.parametrize("replicates", [True, False], ids=["replicate-locks", "default"])
 def test_a_move_hands_over_the_locks(replicates: bool, how: str) -> None:

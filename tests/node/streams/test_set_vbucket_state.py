@@ -37,6 +37,7 @@ def role_of(node: EmbeddedNode) -> VbucketState:
     return node.call(lambda: node.bucket.vbucket(0).state)
 
 
+@pytest.mark.shows("upr:state-active", "upr:state-pending", "upr:state-replica", "upr:state-dead")
 @pytest.mark.parametrize("dialect", ["dcp", "upr"])
 @pytest.mark.parametrize("before", ROLES)
 def test_a_takeover_gives_every_role_from_every_other(

@@ -64,6 +64,7 @@ def brings(key: bytes) -> Callable[[Message], bool]:
 # Connect
 
 
+@pytest.mark.shows("tap:backfill-future", "tap:use-replication")
 @pytest.mark.parametrize(
     ("flags", "date", "found"),
     [(0, 0, ["old=v", "new=v"]), (BACKFILL, 0, ["old=v", "new=v"]), (BACKFILL, FUTURE, ["new=v"])],
@@ -80,6 +81,7 @@ def test_only_a_date_in_the_future_leaves_existing_items_out(
     assert [text for text in messages if "=" in text] == found
 
 
+@pytest.mark.shows("tap:values-optional", "tap:keys-preference", "tap:mix")
 @pytest.mark.parametrize("name", [b"node1", b""], ids=["named", "nameless"])
 def test_all_128_combinations_are_served(node: EmbeddedNode, writer: Client, name: bytes) -> None:
     for flags in (sum(chosen) for n in range(8) for chosen in itertools.combinations(SEVEN, n)):
@@ -125,6 +127,7 @@ def raw(
     return HEADER.pack(0x80, opcode, len(key), len(extras), 0, vbucket, len(body), 7, 0) + body
 
 
+@pytest.mark.shows("tap:response-private-any", "tap:flush-private", "tap:delete-private")
 @pytest.mark.parametrize("length", [0, 1, 3, 7, 8, 9, 10, 24, 1000])
 def test_engine_private_data_of_any_length_is_accepted(node: EmbeddedNode, writer: Client, length: int) -> None:
     private = b"\x01" * length
@@ -143,6 +146,7 @@ def test_engine_private_data_of_any_length_is_accepted(node: EmbeddedNode, write
     assert writer.ask(Get(key=b"k", vbucket=1)).status == Status.KEY_ENOENT
 
 
+@pytest.mark.shows("tap:opaque-printed")
 def test_the_printed_opaque_message_is_acknowledged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
     printed = bytes.fromhex("80440000080003ff0000000c00000000000000000000000000040000ff000000ffffffff")
     asking = printed[:26] + b"\0\1" + printed[28:]
@@ -160,6 +164,7 @@ def test_the_printed_opaque_message_is_acknowledged_and_ignored(caplog: pytest.L
 # Backfill
 
 
+@pytest.mark.shows("tap:opaque-initial", "tap:opaque-close-backfill")
 @pytest.mark.parametrize("date", [0, 1, 5], ids=["everything", "a date", "another date"])
 def test_every_backfill_is_announced_and_closed(node: EmbeddedNode, writer: Client, date: int) -> None:
     writer.set(b"old", b"v", vbucket=1)
@@ -204,6 +209,7 @@ def resumed(node: EmbeddedNode, writer: Client, checkpoint: int, flags: int = AC
         return brief(list(listener.until(brings(b"last"))))
 
 
+@pytest.mark.shows("tap:opaque-initial-behind")
 @pytest.mark.parametrize("flags", [0, ACK, ACK | BACKFILL])
 def test_a_checkpoint_that_we_have_is_continued_without_a_backfill(
     node: EmbeddedNode, writer: Client, flags: int
@@ -216,6 +222,7 @@ def test_a_checkpoint_that_we_have_is_continued_without_a_backfill(
         assert [text[0] for text in found if "=" in text and text != "last=v"] == expected
 
 
+@pytest.mark.shows("tap:opaque-initial-behind")
 @pytest.mark.parametrize("which", ["older", "newer", "flushed", "purged"])
 def test_a_checkpoint_that_we_do_not_have_is_a_backfill_of_everything(
     node: EmbeddedNode, writer: Client, which: str
@@ -258,6 +265,7 @@ def flush(private: bytes = b"") -> bytes:
     return raw(0x43, b"", private)
 
 
+@pytest.mark.shows("tap:flush-replicates")
 @pytest.mark.parametrize("private", [b"", b"8 bytes!", b"other engine's data"])
 def test_a_flush_is_passed_on_once_and_the_same_bytes_are_another_flush(private: bytes) -> None:
     with start(vbuckets=1024) as node, Client(node.port) as writer, SocketPeer(node.host, node.port) as peer:
