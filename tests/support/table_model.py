@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
@@ -24,7 +24,7 @@ from pyroaring import BitMap
 from tests.support.crashing_storage import CrashingStorage, StorageCrash
 from tests.support.modelled_source import failover_log
 from tests.support.pipeline_model import SCHEMA, Cluster, row
-from upriver.errors import DataLoss, StreamRefused, TableConflict
+from upriver.errors import CheckpointError, DataLoss, StreamRefused, TableConflict
 from upriver.pipelines.apply.task_apply import TaskSource
 from upriver.pipelines.core.workers import LocalWorkers, Work
 from upriver.pipelines.targets.tables.compactor import Compactor
@@ -210,6 +210,17 @@ class _Meanwhile(LocalWorkers):
         return found
 
 
+class Driver(NamedTuple):
+    """A driver, and what its checkpoint says."""
+
+    keeper: TableKeeper | None
+    number: int
+    logged: int
+    ends: dict[int, Offset]
+    offset: Offset
+    committed: tuple[str, int] | None
+
+
 class TableRun:
     """One history of a mirror."""
 
@@ -233,6 +244,8 @@ class TableRun:
         self.query, self.number = "first", 0
         #: The last batch in Spark's log, where a batch is before it runs.
         self.logged = -1
+        #: The ends of the batches in that log.
+        self.ends: dict[int, Offset] = {}
         self.offset = self.beginning = Offset(map(VbucketOffset, range(vbuckets)))
         #: The batch in the file that a mirror keeps beside its checkpoint.
         self.committed: tuple[str, int] | None = None
@@ -245,6 +258,8 @@ class TableRun:
         self._backup = directory / "backup"
         self._backup_of = ""
         self._keeper: TableKeeper | None = None
+        #: A copy of the checkpoint, or another driver that uses one.
+        self._other: Driver | None = None
 
     # The driver's process
 
@@ -269,6 +284,7 @@ class TableRun:
             bucket=lambda: BucketIdentity("bucket", is_in_memory=False),
             reached=lambda: self.offset,
             logged=self.logged,
+            end_of=lambda number: self.ends.get(number, Offset(())),
             history=self.history,
         )
         if keeper.starts_over:
@@ -289,7 +305,7 @@ class TableRun:
         """Whether some work of the driver ends well; otherwise another process continues later."""
         try:
             work()
-        except (StorageCrash, DataLoss, StreamRefused, TableConflict) as error:
+        except (StorageCrash, DataLoss, StreamRefused, TableConflict, CheckpointError) as error:
             self.tell(f"driver ended: {error!r}")
             self._keeper = None
             return False
@@ -299,7 +315,7 @@ class TableRun:
 
     def batch(self, rows_max: int | None) -> bool:
         """Plan the next batch and run it until it is complete; whether there was one."""
-        end = next_offset(self.offset, self.cluster.states, RULES, rows_max=rows_max)
+        end = self._next_end(rows_max)
         if end == self.offset:
             return False
         self.tell(f"batch {self.number}")
@@ -310,9 +326,15 @@ class TableRun:
 
     def catch_up(self) -> None:
         """Run a batch with all that there is, in a quiet run. Errors are raised."""
-        end = next_offset(self.offset, self.cluster.states, RULES)
+        end = self._next_end(None)
         self.attempt(end)
         self.offset, self.number = end, self.number + 1
+
+    def _next_end(self, rows_max: int | None) -> Offset:
+        """The end of the next batch. One that is in the log stays as it is."""
+        if self.logged == self.number:
+            return self.ends[self.number]
+        return next_offset(self.offset, self.cluster.states, RULES, rows_max=rows_max)
 
     def attempt(self, end: Offset) -> None:
         """Run a batch once."""
@@ -324,7 +346,7 @@ class TableRun:
             return found
 
         keeper, workers = self.keeper, _Meanwhile(self.meanwhile)
-        self.logged = self.number  # a driver opens the table before Spark plans
+        self.logged, self.ends[self.number] = self.number, end  # a driver opens the table before Spark plans
         results: list[bytes] | None = None
         if self.is_fragile and self.choose.random() < 0.3:  # the tasks of a Spark sink make their plan themselves
             table = opened(self.table, self.settings)
@@ -375,7 +397,7 @@ class TableRun:
     def between(self) -> None:
         """What happens between two batches."""
         self.cluster.disturb(20)
-        match self.choose.randrange(22):
+        match self.choose.randrange(26):
             case 0:
                 self.lose_checkpoint()
             case 14:
@@ -396,6 +418,12 @@ class TableRun:
             case 11:
                 self.survives(lambda: vacuum_table(self.keeper.table, retention_s=0, now_s=time.time() + 60))
                 self.tell("vacuum")
+            case 16:
+                self.copy_checkpoint()
+            case 17 | 18:
+                self.put_back_checkpoint()
+            case 19 | 20:
+                self.other_driver()
             case 12 | 13:
                 self.survives(lambda: self.keeper.look(_Meanwhile(self.meanwhile)))
 
@@ -408,7 +436,8 @@ class TableRun:
     def lose_checkpoint(self) -> None:
         """The user starts again with ``--adopt``."""
         self.tell("lost checkpoint")
-        self._keeper, self.committed = None, None
+        self._keeper, self.committed, self._other = None, None, None
+        self.ends = {}
         self.query, self.number, self.offset = self.query + "again", 0, self.beginning
         self.logged = -1
         self.settings = replace(self.settings, adopt=True)
@@ -417,7 +446,36 @@ class TableRun:
         """Somebody removes Spark's part of the checkpoint, so that batches are numbered from 0 again."""
         self.tell("lost log")
         self._keeper, self.number, self.logged, self.offset = None, 0, -1, self.beginning
+        self.ends = {}
         self.is_numbered_again = True
+
+    @property
+    def checkpoint(self) -> "Driver":
+        """The checkpoint as it is now, and the process that uses it."""
+        return Driver(self._keeper, self.number, self.logged, dict(self.ends), self.offset, self.committed)
+
+    @checkpoint.setter
+    def checkpoint(self, to: "Driver") -> None:
+        self._keeper, self.number, self.logged, self.ends, self.offset, self.committed = to
+
+    def copy_checkpoint(self) -> None:
+        """Somebody makes a copy of the checkpoint."""
+        self.tell("copied checkpoint")
+        self._other = self.checkpoint._replace(keeper=None)
+
+    def put_back_checkpoint(self) -> None:
+        """Somebody puts the copy in the place of the checkpoint, while the mirror does not run."""
+        if self._other is not None:
+            self.tell("old checkpoint")
+            self.checkpoint = self._other._replace(keeper=None, ends=dict(self._other.ends))
+            self.is_numbered_again = True
+
+    def other_driver(self) -> None:
+        """Another driver uses the copy. Both run, and their batches alternate."""
+        if self._other is not None:
+            self.tell("other driver")
+            self.checkpoint, self._other = self._other, self.checkpoint
+            self.is_numbered_again = True
 
     def switch_vectors(self) -> None:
         """The mirror is started again with another ``--deletion-vectors``, or without it."""

@@ -88,6 +88,8 @@ class Edit:
     vectors: bool | None = None
     #: Application and version.
     txn: tuple[str, int] | None = None
+    #: Other numbers that applications keep in the table, replaced with the transaction.
+    numbers: Mapping[str, int] = field(default_factory=dict)
     #: False if rows only move.
     data_change: bool = True
     #: The version that the edit was computed from; the table's snapshot if None.
@@ -349,7 +351,7 @@ class Table:
         if edit.schema is not None or edit.properties or edit.vectors is not None:
             actions.append(self._metadata(edit))
         if edit.txn is not None:
-            actions.append(Txn(*edit.txn, now_ms))
+            actions += [Txn(*each, now_ms) for each in (edit.txn, *edit.numbers.items())]
         actions += files
         content = encode(actions)
         version = self.snapshot.version + 1

@@ -117,6 +117,7 @@ class Mirror(RangePipeline):
                 bucket=self._nodes.bucket,
                 reached=directory.reached,
                 logged=directory.logged,
+                end_of=directory.end_of,
                 history=self._history,
             )
             self._compactor = Compactor(keeper.table, keeper.lock, keeper.work, keeper.record)

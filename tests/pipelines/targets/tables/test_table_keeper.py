@@ -23,6 +23,7 @@ from upriver.pipelines.targets.tables.description import describe_table
 from upriver.pipelines.targets.tables.table_keeper import AHEAD, DUE, TableKeeper, opened, reads_ahead, table_task
 from upriver.spark import BucketIdentity, packed_ranges
 from upriver.spark.batch_planner import next_offset, ranges
+from upriver.spark.offsets import Offset
 from upriver.tables import Column, Edit, Table, TableSchema, TableStorage, read, vacuum_table
 from upriver.tables import storage as storage_module
 from upriver.tables.log import load
@@ -94,6 +95,7 @@ def test_a_batch_that_comes_again_is_known(quiet: TableRun) -> None:
     run, version = quiet, quiet.keeper.table.snapshot.version
     run.number -= 1
     run.start()
+    assert run.ends
     assert run.keeper.plan(run.number, LocalWorkers()) is None
     assert (run.keeper.batch_number, run.keeper.table.snapshot.version) == (0, version)
     assert run.keeper.counts.replayed == 1
@@ -427,6 +429,67 @@ def test_an_old_copy_of_the_checkpoint(quiet: TableRun) -> None:
     assert operations(run).count("START OVER") == 1
 
 
+def test_other_batches_under_the_numbers_of_a_running_driver(quiet: TableRun) -> None:
+    """Two drivers use copies of one checkpoint. The one that finds batches of the other reads everything again."""
+    run = quiet
+    run.copy_checkpoint()
+    run._other = run._other._replace(keeper=run.keeper)  # type: ignore[union-attr]
+    run.start()
+    for key in "abc":
+        run.cluster.put(1, key, b'{"n": 1}')
+        run.catch_up()
+    run.other_driver()
+    run.cluster.put(1, "d", b'{"n": 1}')
+    run.catch_up()
+    run.check()
+    assert run.keeper.counts.replayed == 0
+    assert operations(run).count("START OVER") == 1
+    run.cluster.put(1, "e", b'{"n": 1}')
+    run.catch_up()
+    run.check()
+    run.other_driver()
+    run.cluster.put(1, "f", b'{"n": 1}')
+    with pytest.raises(CheckpointError, match="with a copy of this checkpoint: only one may"):
+        run.catch_up()
+    assert (1, b"f") not in held(run.table)
+    run.start()
+    run.catch_up()
+    run.check()
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_another_batch_with_the_number_of_the_last_one(quiet: TableRun, is_restarted: bool) -> None:
+    """As after a power failure that Spark's entry for the batch has not survived, and the table has."""
+    run = quiet
+    before = run.checkpoint
+    run.cluster.put(1, "a", b'{"n": 1}')
+    run.catch_up()
+    run.cluster.put(1, "b", b'{"n": 1}')
+    run.checkpoint = before
+    run.logged, run.ends[run.number] = run.number, next_offset(run.offset, run.cluster.states, RULES)
+    if is_restarted:
+        run.start()
+    run.catch_up()
+    run.check()
+    assert run.keeper.counts.replayed == 0
+    assert run.keeper.batch_number == run.number - 1
+
+
+def test_a_batch_of_another_driver_between_batches_that_changed_nothing(quiet: TableRun) -> None:
+    """Such a batch is not in the table, so its number says nothing about the batch of the other driver."""
+    run = quiet
+    other = run.checkpoint
+    run.start()
+    run.cluster.put(1, "a", b'{"n": 1}')
+    run.catch_up()
+    run._other, run.checkpoint = run.checkpoint, other
+    run.logged, run.ends[run.number] = run.number, run.offset
+    run.number += 1
+    run.catch_up()
+    run.check()
+    assert operations(run).count("START OVER") == 1
+
+
 # Deletion vectors
 
 
@@ -470,7 +533,7 @@ def bucket(run: TableRun, uuid: str, *, is_in_memory: bool) -> TableKeeper:
     return TableKeeper(
         run.table, run.connect, run.keeper._nodes, run.settings,
         query=run.query, bucket=lambda: BucketIdentity(uuid, is_in_memory), reached=lambda: run.offset,
-        logged=run.logged,
+        logged=run.logged, end_of=lambda _: Offset(()),
     )  # fmt: skip
 
 

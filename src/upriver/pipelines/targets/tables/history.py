@@ -90,18 +90,19 @@ class History:
                 )
             found.commit(Edit("SET OWNER", properties={_QUERY: query}, data_change=False))
         self._table = found
-        self._app = application
+        #: Changes when the mirror starts over.
+        self.application = application
 
     def append(self, parts: Sequence[NewFile], number: int) -> None:
         """Add the files of a batch, unless the history has it already."""
         while True:
             self._table.refresh()
-            if self._table.snapshot.txns.get(self._app, -1) >= number:
+            if self._table.snapshot.txns.get(self.application, -1) >= number:
                 self._table.storage.delete({part.path for part in parts} - self._table.snapshot.files.keys())
                 return
             try:
                 now_ms = time.time_ns() // 1_000_000
-                self._table.commit(Edit("WRITE", [part.add(now_ms) for part in parts], txn=(self._app, number)))
+                self._table.commit(Edit("WRITE", [part.add(now_ms) for part in parts], txn=(self.application, number)))
             except TableConflict:
                 continue  # other writers may append too
             return
