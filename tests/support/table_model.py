@@ -10,6 +10,7 @@ import json
 import random
 import shutil
 import time
+import unittest.mock
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,10 +25,12 @@ from pyroaring import BitMap
 from tests.support.crashing_storage import CrashingStorage, StorageCrash
 from tests.support.modelled_source import failover_log
 from tests.support.pipeline_model import SCHEMA, Cluster, row
-from upriver.errors import CheckpointError, DataLoss, StreamRefused, TableConflict
+from upriver.errors import CheckpointError, DataLoss, StorageError, StreamRefused, TableConflict
 from upriver.pipelines.apply.task_apply import TaskSource
 from upriver.pipelines.core.workers import LocalWorkers, Work
+from upriver.pipelines.targets.tables import table_keeper
 from upriver.pipelines.targets.tables.compactor import Compactor
+from upriver.pipelines.targets.tables.foreign_rows import touched_vbuckets
 from upriver.pipelines.targets.tables.table_keeper import KeeperSettings, TableKeeper, opened, table_task
 from upriver.pipelines.targets.tables.table_task import TableTask
 from upriver.spark import BucketIdentity, Range, Rules, SourceState, packed_ranges
@@ -397,7 +400,7 @@ class TableRun:
     def between(self) -> None:
         """What happens between two batches."""
         self.cluster.disturb(20)
-        match self.choose.randrange(26):
+        match self.choose.randrange(29):
             case 0:
                 self.lose_checkpoint()
             case 14:
@@ -418,6 +421,10 @@ class TableRun:
             case 11:
                 self.survives(lambda: vacuum_table(self.keeper.table, retention_s=0, now_s=time.time() + 60))
                 self.tell("vacuum")
+            case 21:
+                self.clean_log()
+            case 22:
+                self.survives(self.merge_in_trouble)
             case 16:
                 self.copy_checkpoint()
             case 17 | 18:
@@ -426,6 +433,36 @@ class TableRun:
                 self.other_driver()
             case 12 | 13:
                 self.survives(lambda: self.keeper.look(_Meanwhile(self.meanwhile)))
+
+    def merge_in_trouble(self) -> None:
+        """Another program changes rows during a merge, and the storage fails when the driver looks what changed."""
+        keeper = self.keeper
+        failures = [StorageError(self.table.url, "timed out")] * self.choose.randrange(1, 3)
+
+        def record(commits: Iterable[Commit]) -> None:
+            with keeper.lock, unittest.mock.patch.object(table_keeper, "touched_vbuckets", failing):
+                keeper.record(commits)
+
+        def failing(*given: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return touched_vbuckets(*given)
+
+        self.tell("merge in trouble")
+        compactor = Compactor(keeper.table, keeper.lock, keeper.work, record)
+        with contextlib.suppress(StorageError):  # which the thread of a merge only logs
+            compactor.compact(_Meanwhile(self.foreign_commit), everything=True)
+
+    def clean_log(self) -> None:
+        """The log is cleaned up while the mirror does not run, after a foreign commit perhaps."""
+        if self.choose.random() < 0.7:
+            self.foreign_commit()
+        snapshot = load(self.table)
+        if snapshot is not None:
+            self._keeper = None
+            self.tell(f"log cleaned up to {snapshot.version}")
+            DeltaTable(self.table.url).create_checkpoint()
+            self.table.delete([commit_path(version) for version in range(snapshot.version)])
 
     def a_batch_of_changes(self) -> None:
         """Some documents change, and are in the next batch."""
@@ -537,8 +574,12 @@ class TableRun:
         """The first version with the table's present id and owner."""
         snapshot = load(self.table)
         assert snapshot is not None
+        first = snapshot.version
         for version in range(snapshot.version, -1, -1):
-            content = self.table.read(commit_path(version))
+            try:
+                content = self.table.read(commit_path(version))
+            except FileNotFoundError:  # the log was cleaned up
+                break
             for line in content.splitlines():
                 if b'"metaData"' in line and self.query.encode() in line:
                     first = version

@@ -480,6 +480,26 @@ def test_foreign_changes_are_reported_again_after_a_crash(table: Table) -> None:
     assert Table.open(table.storage).refresh() == []
 
 
+def test_a_log_that_does_not_go_back_to_our_newest_batch(table: Table) -> None:
+    assert not Table.open(table.storage).is_log_cut
+    delta_rs(table).delete("n = 3")
+    delta_rs(table).create_checkpoint()
+    table.storage.delete([commit_path(1)])
+    again = Table.open(table.storage)
+    assert again.is_log_cut
+    assert [commit.version for commit in again.refresh()] == [2]
+    again.commit(Edit("WRITE", txn=("upriver-q", 1)))
+    assert not Table.open(table.storage).is_log_cut
+
+
+def test_commits_that_nothing_was_done_about_are_reported_again(table: Table) -> None:
+    delta_rs(table).delete("n = 3")
+    commits = table.refresh()
+    delta_rs(table).delete("n = 4")
+    table.report_again(commits)
+    assert [commit.version for commit in table.refresh()] == [2, 3]
+
+
 def test_an_edit_of_an_older_version(table: Table) -> None:
     edit = replace(update(table, {3: 103}), base=table.snapshot.version)
     table.commit(Edit("OPTIMIZE", data_change=False))

@@ -23,8 +23,9 @@ Foreign changes of data. INSERT, DELETE, UPDATE and RESTORE by other programs ch
 node. ``refresh``, or the conflict, reports each commit of another writer once; ``changed_rows`` says which rows it
 changed. A batch over a foreign change that was not reported is a conflict, so our newest batch in the log knows of all
 foreign changes before it. A table that is opened reports the foreign commits after that batch again, so a crash between
-the report and the repair loses nothing. The caller must repair the rows, or record the repair as a property, in the
-next batch that it commits.
+the report and the repair loses nothing; if the log was cleaned up meanwhile, ``is_log_cut`` says that there may be
+others. The caller must repair the rows, or record the repair as a property, in the next batch that it commits. If it
+fails before that, ``report_again`` takes the commits back.
 
 If a put fails, for example by a timeout, the commit may be in the log all the same. Each commit has a unique id, by
 which ``commit`` recognises it.
@@ -129,6 +130,8 @@ class Table:
         self.snapshot = snapshot
         #: Commits of other writers that ``refresh`` has not reported.
         self._unreported: list[Commit] = []
+        #: Whether the log does not go back to our newest batch, so that foreign commits may be missing in the report.
+        self.is_log_cut = False
         #: No log checkpoint before this time.
         self._checkpoint_due_s = 0.0
 
@@ -168,7 +171,7 @@ class Table:
             raise NewerFormat(storage.url, f"a later version of Upriver wrote the table, in layout {layout}")
         require_supported(storage.url, snapshot.protocol, snapshot.metadata)
         table = cls(storage, snapshot)
-        table._unreported = _foreign_since_batch(storage, snapshot.version)
+        table._unreported, table.is_log_cut = _foreign_since_batch(storage, snapshot.version)
         return table
 
     @classmethod
@@ -247,6 +250,11 @@ class Table:
         self.read_log()
         found, self._unreported = self._unreported, []
         return found
+
+    def report_again(self, commits: Iterable[Commit]) -> None:
+        """Report commits a second time, because the caller could not act on them."""
+        known = {commit.version: commit for commit in (*commits, *self._unreported)}
+        self._unreported = [known[version] for version in sorted(known)]
 
     def changed_rows(self, commit: Commit) -> list[ChangedRows]:
         """Which rows a commit changed: those of new and removed files, and where vectors differ."""
@@ -441,18 +449,22 @@ def _conflict(edit: Edit, commits: Iterable[Commit]) -> str:
     return ""
 
 
-def _foreign_since_batch(storage: TableStorage, version: int) -> list[Commit]:
-    """The foreign commits after our newest batch; those that the log no longer has are left out."""
+def _foreign_since_batch(storage: TableStorage, version: int) -> tuple[list[Commit], bool]:
+    """The foreign commits after our newest batch, and whether the log has lost some of those commits."""
     found: list[Commit] = []
-    with contextlib.suppress(FileNotFoundError):
-        while version >= 0:
+    is_cut = False
+    while version >= 0 and not is_cut:
+        try:
             commit = read_commit(storage, version)
+        except FileNotFoundError:
+            is_cut = True
+        else:
             if commit.foreign:
                 found.append(commit)
             elif commit.changes_data or commit.txns:
                 break
             version -= 1
-    return found[::-1]
+    return found[::-1], is_cut
 
 
 def _put(storage: TableStorage, version: int, content: bytes, id_: str) -> bool:

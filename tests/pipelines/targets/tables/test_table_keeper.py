@@ -16,7 +16,7 @@ from tests.support.crashing_storage import StorageCrash
 from tests.support.depth import examples
 from tests.support.sample_tables import READERS
 from tests.support.table_model import RULES, TableRun, held
-from upriver.errors import CheckpointError, ForeignData, OptionError, OtherBucket, TableConflict
+from upriver.errors import CheckpointError, ForeignData, OptionError, OtherBucket, StorageError, TableConflict
 from upriver.pipelines.core.workers import LocalWorkers
 from upriver.pipelines.targets.tables import compactor, table_keeper
 from upriver.pipelines.targets.tables.description import describe_table
@@ -26,7 +26,7 @@ from upriver.spark.batch_planner import next_offset, ranges
 from upriver.spark.offsets import Offset
 from upriver.tables import Column, Edit, Table, TableSchema, TableStorage, read, vacuum_table
 from upriver.tables import storage as storage_module
-from upriver.tables.log import load
+from upriver.tables.log import commit_path, load
 
 
 @pytest.fixture(autouse=True)
@@ -296,6 +296,50 @@ def test_an_optimize_during_a_batch_is_no_reason_to_read_again(quiet: TableRun) 
     assert "OPTIMIZE" in operations(quiet)
     assert (quiet.keeper.counts.conflicts, quiet.keeper.counts.read_again) == (1, 0)
     quiet.check()
+
+
+def test_a_foreign_change_in_a_version_that_the_log_no_longer_has(quiet: TableRun) -> None:
+    quiet._keeper = None
+    DeltaTable(quiet.table.url).delete("_vbucket = 0 and _key = 'k'")
+    snapshot = load(quiet.table)
+    assert snapshot is not None
+    quiet._foreign_column(snapshot)
+    DeltaTable(quiet.table.url).create_checkpoint()
+    quiet.table.delete([commit_path(version) for version in range(snapshot.version + 1)])
+    quiet.cluster.put(2, "x", b"{}")
+    quiet.catch_up()
+    quiet.check()
+    assert "NOTE LOST VERSIONS" in operations(quiet)
+    version = quiet.keeper.table.snapshot.version
+    quiet.start()  # the log has our newest batch now
+    assert quiet.keeper.table.snapshot.version == version
+
+
+@pytest.mark.parametrize("place", ["touched_vbuckets", "Edit"])
+def test_the_storage_fails_while_a_merge_looks_what_another_program_changed(
+    quiet: TableRun, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    keeper = quiet.keeper
+    real = getattr(table_keeper, place)
+
+    def failing(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(table_keeper, place, real)
+        raise StorageError(quiet.table.url, "timed out")
+
+    class Meanwhile(LocalWorkers):
+        def map(self, *given: Any) -> list[bytes]:
+            found = super().map(*given)
+            DeltaTable(quiet.table.url).delete("_vbucket = 0 and _key = 'k'")
+            monkeypatch.setattr(table_keeper, place, failing)
+            return found
+
+    with pytest.raises(StorageError):
+        quiet.compact(Meanwhile())
+    quiet.cluster.put(2, "x", b"{}")
+    assert quiet.keeper is keeper
+    quiet.catch_up()
+    quiet.check()
+    assert keeper.counts.read_again == 1
 
 
 def test_restore_also_restores_what_was_due(quiet: TableRun) -> None:

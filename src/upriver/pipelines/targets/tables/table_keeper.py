@@ -161,6 +161,9 @@ class TableKeeper:
         if table.snapshot.txns.get(application(table), -1) > logged:
             self.starts_over = True
             table.commit(self._new_numbering())
+        if table.is_log_cut and (due := sorted(self._vbuckets())) != json.loads(table.properties.get(DUE, "[]")):
+            # Other programs may have changed rows in versions that the log no longer has.
+            table.commit(Edit("NOTE LOST VERSIONS", properties={DUE: json.dumps(due)}, data_change=False))
         if self._settings.schema is not None:
             wanted = table.schema.with_columns(self._settings.schema.columns)
             if wanted != table.schema:
@@ -256,16 +259,21 @@ class TableKeeper:
     def record(self, commits: Iterable[Commit]) -> None:
         """Record in the table which vbuckets these commits have touched."""
         with self.lock:
-            touched = self._touched(commits)
-            while touched - self._due:
-                properties = {DUE: json.dumps(sorted(self._due | touched))}
-                try:
-                    self.table.commit(Edit("NOTE CHANGED ROWS", properties=properties, data_change=False))
-                except TableConflict as conflict:
-                    touched |= self._touched(conflict.commits)
+            commits = list(commits)
+            try:
+                touched = self._touched(commits)
+                while touched - self._due:
+                    properties = {DUE: json.dumps(sorted(self._due | touched))}
+                    try:
+                        self.table.commit(Edit("NOTE CHANGED ROWS", properties=properties, data_change=False))
+                    except TableConflict as conflict:
+                        commits += conflict.commits
+                        touched |= self._touched(conflict.commits)
+            except BaseException:  # for example, the storage fails in the thread that merges files
+                self.table.report_again(commits)
+                raise
 
-    def _touched(self, commits: Iterable[Commit]) -> set[int]:
-        commits = list(commits)
+    def _touched(self, commits: Collection[Commit]) -> set[int]:
         if any(commit.info.operation == START_OVER and not commit.foreign for commit in commits):
             raise CheckpointError(
                 self._query, "another process uses the table with a copy of this checkpoint: only one may"
