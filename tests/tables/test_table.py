@@ -33,6 +33,7 @@ from tests.support.sample_tables import (
     rows_seen,
 )
 from upriver.errors import (
+    FilesLost,
     ForeignData,
     NewerFormat,
     OldLayout,
@@ -498,6 +499,16 @@ def test_commits_that_nothing_was_done_about_are_reported_again(table: Table) ->
     delta_rs(table).delete("n = 4")
     table.report_again(commits)
     assert [commit.version for commit in table.refresh()] == [2, 3]
+
+
+def test_a_file_that_is_gone_before_it_is_added(table: Table) -> None:
+    edit = update(table, {3: 103}, 1)
+    (file,) = edit.added
+    table.storage.delete([file.path])
+    with pytest.raises(FilesLost, match="was deleted before the commit"):
+        table.commit(edit)
+    assert table.snapshot.version == 1
+    assert table.lost_files() == []
 
 
 def test_an_edit_of_an_older_version(table: Table) -> None:

@@ -27,6 +27,9 @@ the report and the repair loses nothing; if the log was cleaned up meanwhile, ``
 others. The caller must repair the rows, or record the repair as a property, in the next batch that it commits. If it
 fails before that, ``report_again`` takes the commits back.
 
+A file that an edit adds may be gone, because somebody runs vacuum with a short retention. Such an edit is refused with
+``FilesLost`` just before the put: the caller must write its files again.
+
 If a put fails, for example by a timeout, the commit may be in the log all the same. Each commit has a unique id, by
 which ``commit`` recognises it.
 """
@@ -43,10 +46,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from pyroaring import BitMap
 
 from upriver import __version__
-from upriver.errors import ForeignData, NewerFormat, OldLayout, StorageError, TableConflict
+from upriver.errors import FilesLost, ForeignData, NewerFormat, OldLayout, StorageError, TableConflict
 from upriver.files import UNFINISHED, sync
 from upriver.tables.actions import Action, Add, CommitInfo, Metadata, Remove, Txn, encode
-from upriver.tables.deletion_vectors import read_vector, write_vectors
+from upriver.tables.deletion_vectors import read_vector, vector_path, write_vectors
 from upriver.tables.features import USE_VECTORS, VECTORS, protocol_for, require_supported, with_vectors, without_vectors
 from upriver.tables.log import ENGINE, LOG, Commit, TableSnapshot, commit_path, load, newer, read_commit
 from upriver.tables.storage import TableStorage
@@ -286,6 +289,7 @@ class Table:
                 raise TableConflict(self.storage.url, f"{min(missing)} is not in version {self.snapshot.version}")
             if files is None:
                 files = self._file_actions(edit)
+            require_files(self.storage, [file.path for file in edit.added])
             if self._put(edit, files):
                 self._write_checkpoint()
                 return self.snapshot.version
@@ -301,6 +305,17 @@ class Table:
         self.snapshot = snapshot
         self._unreported += commits
         return commits
+
+    def lost_files(self) -> list[str]:
+        """The files of the table that the storage does not have, or whose vector it does not have."""
+        stored = {file.path for file in self.storage.list()}
+
+        def is_stored(file: Add) -> bool:
+            vector = file.deletion_vector and vector_path(file.deletion_vector, self.storage)
+            return file.path in stored and (not vector or vector in stored)
+
+        files = self.snapshot.files
+        return [path for path, file in files.items() if "://" not in path and not is_stored(file)]
 
     def _file_actions(self, edit: Edit) -> list[Action]:
         """The files that an edit adds, removes or gives a new vector. Writes the vectors."""
@@ -394,6 +409,25 @@ class Table:
         self.snapshot = replace(self.snapshot, checkpoint=self.snapshot.version)
         now = time.monotonic()
         self._checkpoint_due_s = now + (now - started) / CHECKPOINT_SHARE
+
+
+def require_files(storage: TableStorage, paths: Sequence[str]) -> None:
+    """Refuse to go on without files that a task has written."""
+
+    def is_gone(path: str) -> bool:
+        try:
+            storage.stat(path)
+        except FileNotFoundError:
+            return True
+        return False
+
+    if storage.local() is not None:
+        gone = [path for path in paths if is_gone(path)]
+    else:
+        with ThreadPoolExecutor(_READERS) as pool:
+            gone = [path for path, is_lost in zip(paths, pool.map(is_gone, paths), strict=True) if is_lost]
+    if gone:
+        raise FilesLost(storage.url, f"{gone[0]} was deleted before the commit that adds it: see vacuum's retention")
 
 
 def write_checkpoint(storage: TableStorage) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from upriver.spark.offsets import Offset
 from upriver.tables import Column, Edit, Table, TableSchema, TableStorage, read, vacuum_table
 from upriver.tables import storage as storage_module
 from upriver.tables.log import commit_path, load
+from upriver.tables.vacuum import ATTEMPT_S
 
 
 @pytest.fixture(autouse=True)
@@ -340,6 +342,53 @@ def test_the_storage_fails_while_a_merge_looks_what_another_program_changed(
     quiet.catch_up()
     quiet.check()
     assert keeper.counts.read_again == 1
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("spared_s", [0, 2 * ATTEMPT_S])
+def test_vacuum_between_tasks_and_commit(tmp_path: Path, vectors: bool, spared_s: float) -> None:
+    """Even without a retention it spares what tasks have just written. If all is gone, the tasks run again."""
+    run = TableRun(tmp_path, is_quiet=True, vectors=vectors, history=True)
+    for key in "kl":
+        run.cluster.put(0, key, b'{"n": 1}')
+    run.catch_up()
+    runs = []
+
+    def vacuum() -> None:
+        if len(runs) == 1:  # not before the tasks, but after them
+            vacuum_table(Table.open(run.table), retention_s=0, now_s=time.time() + 1 + spared_s)
+        runs.append(True)
+
+    run.meanwhile = vacuum  # type: ignore[method-assign]
+    run.cluster.put(0, "k", b'{"n": 9}')
+    keeper = run.keeper
+    run.catch_up()
+    run.check()
+    run.cluster.put(0, "k", b'{"n": 10}')
+    run.catch_up()
+    run.check()
+    assert operations(run).count("BATCH") == 3
+    assert keeper.counts.read_again == 0
+
+
+@pytest.mark.parametrize("what", [".parquet", ".bin"])
+def test_a_table_whose_files_are_lost_is_read_again(quiet: TableRun, what: str) -> None:
+    for key in "mop":
+        quiet.cluster.put(2, key, b'{"n": 50}')
+    quiet.catch_up()
+    quiet.cluster.put(2, "m", b"new")
+    quiet.catch_up()
+    DeltaTable(quiet.table.url).delete("_vbucket = 1")
+    lost = [file.path for file in quiet.table.list() if file.path.endswith(what)]
+    assert lost
+    quiet.table.delete(lost)
+    quiet.start()
+    quiet.cluster.put(0, "k", b'{"n": 51}')
+    quiet.catch_up()
+    quiet.check()
+    assert operations(quiet).count("NOTE LOST FILES") == 1
+    quiet.start()
+    assert operations(quiet).count("NOTE LOST FILES") == 1
 
 
 def test_restore_also_restores_what_was_due(quiet: TableRun) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from upriver.errors import ForeignData, TableConflict
+from upriver.errors import FilesLost, ForeignData, TableConflict
 from upriver.spark import ROWS
 from upriver.tables import DataFileWriter, Edit, NewFile, Table, TableStorage
 
@@ -103,6 +103,8 @@ class History:
             try:
                 now_ms = time.time_ns() // 1_000_000
                 self._table.commit(Edit("WRITE", [part.add(now_ms) for part in parts], txn=(self.application, number)))
+            except FilesLost:
+                raise
             except TableConflict:
                 continue  # other writers may append too
             return

@@ -26,7 +26,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from upriver.errors import CheckpointError, CorruptData, ForeignData, OtherBucket, TableConflict
+from upriver.errors import CheckpointError, CorruptData, FilesLost, ForeignData, OtherBucket, TableConflict
 from upriver.pipelines.apply.task_apply import Connect, TaskSource, outlook, still_ahead
 from upriver.pipelines.core.range_pipeline import RunTasks
 from upriver.pipelines.core.workers import Workers
@@ -36,7 +36,7 @@ from upriver.pipelines.targets.tables.table_task import Growth, TableTask, TaskR
 from upriver.pipelines.targets.tables.table_work import FileWork, rewritten
 from upriver.pipelines.targets.target import ReadAhead
 from upriver.spark import BucketIdentity, Offset
-from upriver.tables import Add, Commit, Edit, FieldReport, NewFile, Table, TableSchema, TableStorage
+from upriver.tables import Add, Commit, Edit, FieldReport, NewFile, Table, TableSchema, TableStorage, require_files
 
 #: Properties of the table.
 QUERY, BUCKET, SEED, AHEAD, DUE, NUMBERING = (
@@ -47,6 +47,8 @@ START_OVER: Final = "START OVER"
 #: How often a batch may add columns. Each time its tasks run again, and may see other documents with other fields.
 #: Later only integers become decimals.
 GROWTHS_MAX: Final = 4
+#: How often a batch may lose the files of its tasks.
+RUNS_MAX: Final = 4
 #: How often the tasks of a batch may run.
 ROUNDS_MAX: Final = 64
 #: In a table of at least this size a field becomes a column when its share of this many documents is reached.
@@ -158,6 +160,10 @@ class TableKeeper:
                 raise OtherBucket(storage.url, table.properties[BUCKET], bucket.uuid)
             # The stream reports a reset of every vbucket, as it does when a node without a disk was restarted.
             table.commit(Edit("SET BUCKET", properties=self._identity(bucket), data_change=False))
+        if lost := table.lost_files():  # by vacuum with a short retention, or with a part of the disk
+            table.refresh()  # all is read again, and so is what other programs have changed
+            due = {DUE: json.dumps(sorted(self._vbuckets()))}
+            table.commit(Edit("NOTE LOST FILES", removed=lost, properties=due))
         if table.snapshot.txns.get(application(table), -1) > logged:
             self.starts_over = True
             table.commit(self._new_numbering())
@@ -335,7 +341,16 @@ class TableKeeper:
     # Batches
 
     def commit(self, results: Sequence[bytes], batch_number: int, run: RunTasks, workers: Workers) -> int:
-        """Commit the results of a batch's tasks; returns the number of changes."""
+        """Commit the results of a batch's tasks; returns the number of changes. If their files are gone, the tasks run
+        again."""
+        for _ in range(RUNS_MAX - 1):
+            try:
+                return self._commit_results(results, batch_number, run, workers)
+            except FilesLost:
+                results = run(self._task())
+        return self._commit_results(results, batch_number, run, workers)
+
+    def _commit_results(self, results: Sequence[bytes], batch_number: int, run: RunTasks, workers: Workers) -> int:
         with self.lock:
             found = self._grown(results, run, workers)
             self._check_passed(found)
@@ -453,6 +468,8 @@ class TableKeeper:
             try:
                 self.table.commit(edit if self.table.vectors else self._written_again(edit, workers))
                 break
+            except FilesLost:
+                raise
             except TableConflict as conflict:
                 self.counts.conflicts += 1
                 self.record(conflict.commits)
@@ -463,6 +480,7 @@ class TableKeeper:
                 if not all(map(self._is_current, found)):
                     raise  # the files have columns that the table does not have any more; the batch must run again
                 base = self.table.snapshot.version
+                require_files(self.table.storage, keys)
                 dead = _merged(map(pickle.loads, workers.map(self._task().relocate, [each.encode() for each in keys])))
         self.counts.commits += 1
         self.counts.read_again += len(replaced)
