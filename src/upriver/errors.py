@@ -377,6 +377,10 @@ class TableConflict(UpriverError):
         return f"{self.where}: {self.why}"
 
 
+class FilesLost(TableConflict):
+    """Files that a commit would add to a table were deleted meanwhile: write them again."""
+
+
 class HttpRefused(UpriverError):
     """An HTTP server refused a request, and another attempt would not help."""
 

@@ -34,6 +34,7 @@ def mirror_now(
             bucket=nodes.bucket,
             reached=lambda: Offset({}),
             logged=0,
+            end_of=lambda _: Offset(()),
         )
         keeper.rebuild()
         keeper.look(workers or LocalWorkers())

@@ -10,11 +10,12 @@ import json
 import random
 import shutil
 import time
+import unittest.mock
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
@@ -24,10 +25,12 @@ from pyroaring import BitMap
 from tests.support.crashing_storage import CrashingStorage, StorageCrash
 from tests.support.modelled_source import failover_log
 from tests.support.pipeline_model import SCHEMA, Cluster, row
-from upriver.errors import DataLoss, StreamRefused, TableConflict
+from upriver.errors import CheckpointError, DataLoss, StorageError, StreamRefused, TableConflict
 from upriver.pipelines.apply.task_apply import TaskSource
 from upriver.pipelines.core.workers import LocalWorkers, Work
+from upriver.pipelines.targets.tables import table_keeper
 from upriver.pipelines.targets.tables.compactor import Compactor
+from upriver.pipelines.targets.tables.foreign_rows import touched_vbuckets
 from upriver.pipelines.targets.tables.table_keeper import KeeperSettings, TableKeeper, opened, table_task
 from upriver.pipelines.targets.tables.table_task import TableTask
 from upriver.spark import BucketIdentity, Range, Rules, SourceState, packed_ranges
@@ -210,6 +213,17 @@ class _Meanwhile(LocalWorkers):
         return found
 
 
+class Driver(NamedTuple):
+    """A driver, and what its checkpoint says."""
+
+    keeper: TableKeeper | None
+    number: int
+    logged: int
+    ends: dict[int, Offset]
+    offset: Offset
+    committed: tuple[str, int] | None
+
+
 class TableRun:
     """One history of a mirror."""
 
@@ -233,6 +247,8 @@ class TableRun:
         self.query, self.number = "first", 0
         #: The last batch in Spark's log, where a batch is before it runs.
         self.logged = -1
+        #: The ends of the batches in that log.
+        self.ends: dict[int, Offset] = {}
         self.offset = self.beginning = Offset(map(VbucketOffset, range(vbuckets)))
         #: The batch in the file that a mirror keeps beside its checkpoint.
         self.committed: tuple[str, int] | None = None
@@ -245,6 +261,8 @@ class TableRun:
         self._backup = directory / "backup"
         self._backup_of = ""
         self._keeper: TableKeeper | None = None
+        #: A copy of the checkpoint, or another driver that uses one.
+        self._other: Driver | None = None
 
     # The driver's process
 
@@ -269,6 +287,7 @@ class TableRun:
             bucket=lambda: BucketIdentity("bucket", is_in_memory=False),
             reached=lambda: self.offset,
             logged=self.logged,
+            end_of=lambda number: self.ends.get(number, Offset(())),
             history=self.history,
         )
         if keeper.starts_over:
@@ -289,7 +308,7 @@ class TableRun:
         """Whether some work of the driver ends well; otherwise another process continues later."""
         try:
             work()
-        except (StorageCrash, DataLoss, StreamRefused, TableConflict) as error:
+        except (StorageCrash, DataLoss, StreamRefused, TableConflict, CheckpointError) as error:
             self.tell(f"driver ended: {error!r}")
             self._keeper = None
             return False
@@ -299,7 +318,7 @@ class TableRun:
 
     def batch(self, rows_max: int | None) -> bool:
         """Plan the next batch and run it until it is complete; whether there was one."""
-        end = next_offset(self.offset, self.cluster.states, RULES, rows_max=rows_max)
+        end = self._next_end(rows_max)
         if end == self.offset:
             return False
         self.tell(f"batch {self.number}")
@@ -310,9 +329,15 @@ class TableRun:
 
     def catch_up(self) -> None:
         """Run a batch with all that there is, in a quiet run. Errors are raised."""
-        end = next_offset(self.offset, self.cluster.states, RULES)
+        end = self._next_end(None)
         self.attempt(end)
         self.offset, self.number = end, self.number + 1
+
+    def _next_end(self, rows_max: int | None) -> Offset:
+        """The end of the next batch. One that is in the log stays as it is."""
+        if self.logged == self.number:
+            return self.ends[self.number]
+        return next_offset(self.offset, self.cluster.states, RULES, rows_max=rows_max)
 
     def attempt(self, end: Offset) -> None:
         """Run a batch once."""
@@ -324,7 +349,7 @@ class TableRun:
             return found
 
         keeper, workers = self.keeper, _Meanwhile(self.meanwhile)
-        self.logged = self.number  # a driver opens the table before Spark plans
+        self.logged, self.ends[self.number] = self.number, end  # a driver opens the table before Spark plans
         results: list[bytes] | None = None
         if self.is_fragile and self.choose.random() < 0.3:  # the tasks of a Spark sink make their plan themselves
             table = opened(self.table, self.settings)
@@ -357,6 +382,8 @@ class TableRun:
             if self.choose.random() < 0.15:
                 self.foreign_commit()
             if self.choose.random() < 0.04:
+                self.vacuum_at_once()
+            if self.choose.random() < 0.04:
                 self.survives_quietly(lambda: self.compact(LocalWorkers()))
 
     def survives_quietly(self, work: Callable[[], object]) -> None:
@@ -378,7 +405,7 @@ class TableRun:
     def between(self) -> None:
         """What happens between two batches."""
         self.cluster.disturb(20)
-        match self.choose.randrange(22):
+        match self.choose.randrange(29):
             case 0:
                 self.lose_checkpoint()
             case 14:
@@ -399,8 +426,54 @@ class TableRun:
             case 11:
                 self.survives(lambda: vacuum_table(self.keeper.table, retention_s=0, now_s=time.time() + 60))
                 self.tell("vacuum")
+            case 21:
+                self.clean_log()
+            case 22:
+                self.survives(self.merge_in_trouble)
+            case 16:
+                self.copy_checkpoint()
+            case 17 | 18:
+                self.put_back_checkpoint()
+            case 19 | 20:
+                self.other_driver()
             case 12 | 13:
                 self.survives(lambda: self.keeper.look(_Meanwhile(self.meanwhile)))
+
+    def vacuum_at_once(self) -> None:
+        """Somebody deletes all files that the table does not reference, also those of running tasks."""
+        if load(self.table) is not None:
+            self.tell("vacuum at once")
+            vacuum_table(Table.open(self.table), retention_s=0, now_s=time.time() + 7200)
+
+    def merge_in_trouble(self) -> None:
+        """Another program changes rows during a merge, and the storage fails when the driver looks what changed."""
+        keeper = self.keeper
+        failures = [StorageError(self.table.url, "timed out")] * self.choose.randrange(1, 3)
+
+        def record(commits: Iterable[Commit]) -> None:
+            with keeper.lock, unittest.mock.patch.object(table_keeper, "touched_vbuckets", failing):
+                keeper.record(commits)
+
+        def failing(*given: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return touched_vbuckets(*given)
+
+        self.tell("merge in trouble")
+        compactor = Compactor(keeper.table, keeper.lock, keeper.work, record)
+        with contextlib.suppress(StorageError):  # which the thread of a merge only logs
+            compactor.compact(_Meanwhile(self.foreign_commit), everything=True)
+
+    def clean_log(self) -> None:
+        """The log is cleaned up while the mirror does not run, after a foreign commit perhaps."""
+        if self.choose.random() < 0.7:
+            self.foreign_commit()
+        snapshot = load(self.table)
+        if snapshot is not None:
+            self._keeper = None
+            self.tell(f"log cleaned up to {snapshot.version}")
+            DeltaTable(self.table.url).create_checkpoint()
+            self.table.delete([commit_path(version) for version in range(snapshot.version)])
 
     def a_batch_of_changes(self) -> None:
         """Some documents change, and are in the next batch."""
@@ -411,7 +484,8 @@ class TableRun:
     def lose_checkpoint(self) -> None:
         """The user starts again with ``--adopt``."""
         self.tell("lost checkpoint")
-        self._keeper, self.committed = None, None
+        self._keeper, self.committed, self._other = None, None, None
+        self.ends = {}
         self.query, self.number, self.offset = self.query + "again", 0, self.beginning
         self.logged = -1
         self.settings = replace(self.settings, adopt=True)
@@ -420,7 +494,36 @@ class TableRun:
         """Somebody removes Spark's part of the checkpoint, so that batches are numbered from 0 again."""
         self.tell("lost log")
         self._keeper, self.number, self.logged, self.offset = None, 0, -1, self.beginning
+        self.ends = {}
         self.is_numbered_again = True
+
+    @property
+    def checkpoint(self) -> "Driver":
+        """The checkpoint as it is now, and the process that uses it."""
+        return Driver(self._keeper, self.number, self.logged, dict(self.ends), self.offset, self.committed)
+
+    @checkpoint.setter
+    def checkpoint(self, to: "Driver") -> None:
+        self._keeper, self.number, self.logged, self.ends, self.offset, self.committed = to
+
+    def copy_checkpoint(self) -> None:
+        """Somebody makes a copy of the checkpoint."""
+        self.tell("copied checkpoint")
+        self._other = self.checkpoint._replace(keeper=None)
+
+    def put_back_checkpoint(self) -> None:
+        """Somebody puts the copy in the place of the checkpoint, while the mirror does not run."""
+        if self._other is not None:
+            self.tell("old checkpoint")
+            self.checkpoint = self._other._replace(keeper=None, ends=dict(self._other.ends))
+            self.is_numbered_again = True
+
+    def other_driver(self) -> None:
+        """Another driver uses the copy. Both run, and their batches alternate."""
+        if self._other is not None:
+            self.tell("other driver")
+            self.checkpoint, self._other = self._other, self.checkpoint
+            self.is_numbered_again = True
 
     def switch_vectors(self) -> None:
         """The mirror is started again with another ``--deletion-vectors``, or without it."""
@@ -473,17 +576,26 @@ class TableRun:
         DeltaTable(self.table.url).delete(self.choose.choice(("_vbucket = 1", "_seqno < 5", "_key = 'a'")))
 
     def _foreign_restore(self, snapshot: Any) -> None:
-        with contextlib.suppress(DeltaError, OSError):  # files may be gone, and the schema of another table differs
+        try:  # files may be gone, and the schema of another table differs
             before = max(snapshot.version - self.choose.randrange(1, 8), self._first_version())
             if before < snapshot.version:
                 DeltaTable(self.table.url).restore(before)
+        except (DeltaError, OSError):
+            pass
+        except BaseException as error:  # delta-rs panics where vectors were switched on or off in between
+            if type(error).__name__ != "PanicException":
+                raise
 
     def _first_version(self) -> int:
         """The first version with the table's present id and owner."""
         snapshot = load(self.table)
         assert snapshot is not None
+        first = snapshot.version
         for version in range(snapshot.version, -1, -1):
-            content = self.table.read(commit_path(version))
+            try:
+                content = self.table.read(commit_path(version))
+            except FileNotFoundError:  # the log was cleaned up
+                break
             for line in content.splitlines():
                 if b'"metaData"' in line and self.query.encode() in line:
                     first = version

@@ -33,6 +33,7 @@ from tests.support.sample_tables import (
     rows_seen,
 )
 from upriver.errors import (
+    FilesLost,
     ForeignData,
     NewerFormat,
     OldLayout,
@@ -478,6 +479,36 @@ def test_foreign_changes_are_reported_again_after_a_crash(table: Table) -> None:
     assert [commit.version for commit in caught.value.commits] == [2]
     again.commit(Edit("WRITE", txn=("upriver-q", 1)))
     assert Table.open(table.storage).refresh() == []
+
+
+def test_a_log_that_does_not_go_back_to_our_newest_batch(table: Table) -> None:
+    assert not Table.open(table.storage).is_log_cut
+    delta_rs(table).delete("n = 3")
+    delta_rs(table).create_checkpoint()
+    table.storage.delete([commit_path(1)])
+    again = Table.open(table.storage)
+    assert again.is_log_cut
+    assert [commit.version for commit in again.refresh()] == [2]
+    again.commit(Edit("WRITE", txn=("upriver-q", 1)))
+    assert not Table.open(table.storage).is_log_cut
+
+
+def test_commits_that_nothing_was_done_about_are_reported_again(table: Table) -> None:
+    delta_rs(table).delete("n = 3")
+    commits = table.refresh()
+    delta_rs(table).delete("n = 4")
+    table.report_again(commits)
+    assert [commit.version for commit in table.refresh()] == [2, 3]
+
+
+def test_a_file_that_is_gone_before_it_is_added(table: Table) -> None:
+    edit = update(table, {3: 103}, 1)
+    (file,) = edit.added
+    table.storage.delete([file.path])
+    with pytest.raises(FilesLost, match="was deleted before the commit"):
+        table.commit(edit)
+    assert table.snapshot.version == 1
+    assert table.lost_files() == []
 
 
 def test_an_edit_of_an_older_version(table: Table) -> None:

@@ -110,6 +110,16 @@ def test_files_of_running_attempts_stay(table: Table) -> None:
     assert {"running.parquet", f"{HIDDEN}/running.keys"} < names(table)
 
 
+def test_files_of_running_attempts_stay_without_a_retention(table: Table) -> None:
+    data_file(table.storage, TEN, "running.parquet")
+    data_file(table.storage, TEN, "abandoned.parquet")
+    written(table, "abandoned.parquet", days_ago=0.05)
+    table.commit(Edit("OPTIMIZE", [data_file(table.storage, TEN, "c.parquet")], removed=["b.parquet"]))
+    found = set(vacuum_table(table, retention_s=0, now_s=time.time() + 1).paths)
+    assert {"abandoned.parquet", "b.parquet", sidecar_path("b.parquet")} < found
+    assert "running.parquet" not in found
+
+
 def test_unfinished_files_go(table: Table) -> None:
     for path in (".a.parquet.1f.new", "_delta_log/.00000000000000000009.json.1f.new"):
         table.storage.write(path, b"x")

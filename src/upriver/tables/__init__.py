@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from upriver.tables.row_comparison import RowComparison, rows_of_vbuckets
     from upriver.tables.schema import OWN, SHARE, Column, TableSchema
     from upriver.tables.storage import StoredFile, TableStorage, storage_options
-    from upriver.tables.table import ChangedRows, Edit, Table
+    from upriver.tables.table import ChangedRows, Edit, Table, require_files
     from upriver.tables.vacuum import Vacuumed, vacuum_table
 
 __all__ = [
@@ -66,6 +66,7 @@ __all__ = [
     "read",
     "read_rows",
     "read_vector",
+    "require_files",
     "rewrite",
     "rows_of_vbuckets",
     "storage_options",
@@ -87,6 +88,6 @@ __getattr__ = late_imports(
     row_comparison="RowComparison rows_of_vbuckets",
     schema="OWN SHARE Column TableSchema",
     storage="StoredFile TableStorage storage_options",
-    table="ChangedRows Edit Table",
+    table="ChangedRows Edit Table require_files",
     vacuum="Vacuumed vacuum_table",
 )

@@ -23,8 +23,12 @@ Foreign changes of data. INSERT, DELETE, UPDATE and RESTORE by other programs ch
 node. ``refresh``, or the conflict, reports each commit of another writer once; ``changed_rows`` says which rows it
 changed. A batch over a foreign change that was not reported is a conflict, so our newest batch in the log knows of all
 foreign changes before it. A table that is opened reports the foreign commits after that batch again, so a crash between
-the report and the repair loses nothing. The caller must repair the rows, or record the repair as a property, in the
-next batch that it commits.
+the report and the repair loses nothing; if the log was cleaned up meanwhile, ``is_log_cut`` says that there may be
+others. The caller must repair the rows, or record the repair as a property, in the next batch that it commits. If it
+fails before that, ``report_again`` takes the commits back.
+
+A file that an edit adds may be gone, because somebody runs vacuum with a short retention. Such an edit is refused with
+``FilesLost`` just before the put: the caller must write its files again.
 
 If a put fails, for example by a timeout, the commit may be in the log all the same. Each commit has a unique id, by
 which ``commit`` recognises it.
@@ -42,10 +46,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from pyroaring import BitMap
 
 from upriver import __version__
-from upriver.errors import ForeignData, NewerFormat, OldLayout, StorageError, TableConflict
+from upriver.errors import FilesLost, ForeignData, NewerFormat, OldLayout, StorageError, TableConflict
 from upriver.files import UNFINISHED, sync
 from upriver.tables.actions import Action, Add, CommitInfo, Metadata, Remove, Txn, encode
-from upriver.tables.deletion_vectors import read_vector, write_vectors
+from upriver.tables.deletion_vectors import read_vector, vector_path, write_vectors
 from upriver.tables.features import USE_VECTORS, VECTORS, protocol_for, require_supported, with_vectors, without_vectors
 from upriver.tables.log import ENGINE, LOG, Commit, TableSnapshot, commit_path, load, newer, read_commit
 from upriver.tables.storage import TableStorage
@@ -88,6 +92,8 @@ class Edit:
     vectors: bool | None = None
     #: Application and version.
     txn: tuple[str, int] | None = None
+    #: Other numbers that applications keep in the table, replaced with the transaction.
+    numbers: Mapping[str, int] = field(default_factory=dict)
     #: False if rows only move.
     data_change: bool = True
     #: The version that the edit was computed from; the table's snapshot if None.
@@ -127,6 +133,8 @@ class Table:
         self.snapshot = snapshot
         #: Commits of other writers that ``refresh`` has not reported.
         self._unreported: list[Commit] = []
+        #: Whether the log does not go back to our newest batch, so that foreign commits may be missing in the report.
+        self.is_log_cut = False
         #: No log checkpoint before this time.
         self._checkpoint_due_s = 0.0
 
@@ -166,7 +174,7 @@ class Table:
             raise NewerFormat(storage.url, f"a later version of Upriver wrote the table, in layout {layout}")
         require_supported(storage.url, snapshot.protocol, snapshot.metadata)
         table = cls(storage, snapshot)
-        table._unreported = _foreign_since_batch(storage, snapshot.version)
+        table._unreported, table.is_log_cut = _foreign_since_batch(storage, snapshot.version)
         return table
 
     @classmethod
@@ -246,6 +254,11 @@ class Table:
         found, self._unreported = self._unreported, []
         return found
 
+    def report_again(self, commits: Iterable[Commit]) -> None:
+        """Report commits a second time, because the caller could not act on them."""
+        known = {commit.version: commit for commit in (*commits, *self._unreported)}
+        self._unreported = [known[version] for version in sorted(known)]
+
     def changed_rows(self, commit: Commit) -> list[ChangedRows]:
         """Which rows a commit changed: those of new and removed files, and where vectors differ."""
         before = {action.path: action.deletion_vector for action in commit.removed if action.data_change}
@@ -276,6 +289,7 @@ class Table:
                 raise TableConflict(self.storage.url, f"{min(missing)} is not in version {self.snapshot.version}")
             if files is None:
                 files = self._file_actions(edit)
+            require_files(self.storage, [file.path for file in edit.added])
             if self._put(edit, files):
                 self._write_checkpoint()
                 return self.snapshot.version
@@ -291,6 +305,17 @@ class Table:
         self.snapshot = snapshot
         self._unreported += commits
         return commits
+
+    def lost_files(self) -> list[str]:
+        """The files of the table that the storage does not have, or whose vector it does not have."""
+        stored = {file.path for file in self.storage.list()}
+
+        def is_stored(file: Add) -> bool:
+            vector = file.deletion_vector and vector_path(file.deletion_vector, self.storage)
+            return file.path in stored and (not vector or vector in stored)
+
+        files = self.snapshot.files
+        return [path for path, file in files.items() if "://" not in path and not is_stored(file)]
 
     def _file_actions(self, edit: Edit) -> list[Action]:
         """The files that an edit adds, removes or gives a new vector. Writes the vectors."""
@@ -349,7 +374,7 @@ class Table:
         if edit.schema is not None or edit.properties or edit.vectors is not None:
             actions.append(self._metadata(edit))
         if edit.txn is not None:
-            actions.append(Txn(*edit.txn, now_ms))
+            actions += [Txn(*each, now_ms) for each in (edit.txn, *edit.numbers.items())]
         actions += files
         content = encode(actions)
         version = self.snapshot.version + 1
@@ -384,6 +409,25 @@ class Table:
         self.snapshot = replace(self.snapshot, checkpoint=self.snapshot.version)
         now = time.monotonic()
         self._checkpoint_due_s = now + (now - started) / CHECKPOINT_SHARE
+
+
+def require_files(storage: TableStorage, paths: Sequence[str]) -> None:
+    """Refuse to go on without files that a task has written."""
+
+    def is_gone(path: str) -> bool:
+        try:
+            storage.stat(path)
+        except FileNotFoundError:
+            return True
+        return False
+
+    if storage.local() is not None:
+        gone = [path for path in paths if is_gone(path)]
+    else:
+        with ThreadPoolExecutor(_READERS) as pool:
+            gone = [path for path, is_lost in zip(paths, pool.map(is_gone, paths), strict=True) if is_lost]
+    if gone:
+        raise FilesLost(storage.url, f"{gone[0]} was deleted before the commit that adds it: see vacuum's retention")
 
 
 def write_checkpoint(storage: TableStorage) -> bool:
@@ -439,18 +483,22 @@ def _conflict(edit: Edit, commits: Iterable[Commit]) -> str:
     return ""
 
 
-def _foreign_since_batch(storage: TableStorage, version: int) -> list[Commit]:
-    """The foreign commits after our newest batch; those that the log no longer has are left out."""
+def _foreign_since_batch(storage: TableStorage, version: int) -> tuple[list[Commit], bool]:
+    """The foreign commits after our newest batch, and whether the log has lost some of those commits."""
     found: list[Commit] = []
-    with contextlib.suppress(FileNotFoundError):
-        while version >= 0:
+    is_cut = False
+    while version >= 0 and not is_cut:
+        try:
             commit = read_commit(storage, version)
+        except FileNotFoundError:
+            is_cut = True
+        else:
             if commit.foreign:
                 found.append(commit)
             elif commit.changes_data or commit.txns:
                 break
             version -= 1
-    return found[::-1]
+    return found[::-1], is_cut
 
 
 def _put(storage: TableStorage, version: int, content: bytes, id_: str) -> bool:

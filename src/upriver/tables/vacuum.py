@@ -2,8 +2,8 @@
 
 A version is needed for the retention (seven days) after the next one replaced it: queries may still read it. Its data
 files, their sidecars and its deletion vectors stay. A file that no version references may belong to a batch that is
-still running, so it stays for the same time after it was written. The log is cleaned up too: commits before a log
-checkpoint, after the table's log retention.
+still running, so it stays for the same time after it was written, and for an hour at least. The log is cleaned up too:
+commits before a log checkpoint, after the table's log retention.
 
 Only files that a table can have are deleted: Parquet files, deletion vectors, unfinished files, and everything in our
 hidden folder. Hidden folders of other programs stay.
@@ -11,6 +11,7 @@ hidden folder. Hidden folders of other programs stay.
 
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,8 @@ from upriver.tables.table import Table, clean_log
 
 #: The property with the retention.
 RETENTION_PROPERTY: Final = "delta.deletedFileRetentionDuration"
+#: How long a file stays that no version has referenced yet, however short the retention is.
+ATTEMPT_S: Final = 3600.0
 _INTERVAL: Final = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _SECONDS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 _DEFAULT_S: Final = 604_800.0
@@ -55,7 +58,7 @@ def vacuum_table(
 ) -> Vacuumed:
     """Delete files that no version within the retention references and that are older than it.
 
-    The retention is the table's, or a shorter one. A short one endangers queries and batches that are running.
+    The retention is the table's, or a shorter one. A short one endangers queries that are running.
     """
     kept_s = table_retention_s(table)
     if retention_s is None:
@@ -66,12 +69,17 @@ def vacuum_table(
             f"{retention_s:g} s",
             f"the table remembers removed files for {kept_s:g} s only; set its property {RETENTION_PROPERTY} first",
         )
-    before_s = (time.time() if now_s is None else now_s) - retention_s
+    now_s = time.time() if now_s is None else now_s
+    before_s = now_s - retention_s
     # In this order: a file that is removed from the table meanwhile is in the snapshot or among the removed ones.
     listing = [file for file in table.storage.list() if file.modified < before_s and _may_go(file.path)]
     table.read_log()
-    needed = _needed(table, before_s)
-    found = [file for file in listing if file.path not in needed]
+    removed = removed_since(table.storage, 0, table.snapshot.version)
+    needed = _paths(table, [*table.snapshot.files.values(), *(file for file in removed if _is_since(file, before_s))])
+    replaced, attempts_s = _paths(table, removed), now_s - max(retention_s, ATTEMPT_S)
+    found = [
+        file for file in listing if file.path not in needed and (file.path in replaced or file.modified < attempts_s)
+    ]
     if not dry_run:
         _delete(table.storage, found)
     return Vacuumed(tuple(file.path for file in found), sum(file.size for file in found))
@@ -98,13 +106,14 @@ def _is_vector(path: str) -> bool:
     return _VECTOR.fullmatch(path.rpartition("/")[2]) is not None
 
 
-def _needed(table: Table, since_s: float) -> set[str]:
-    """The files of all versions since then."""
+def _is_since(file: Remove, since_s: float) -> bool:
+    return file.deleted_ms >= int(since_s * 1000)
+
+
+def _paths(table: Table, files: Iterable[Add | Remove]) -> set[str]:
+    """Data files with their sidecars and vectors."""
     from upriver.tables.key_index import sidecar_path
 
-    snapshot = table.snapshot
-    removed = removed_since(table.storage, int(since_s * 1000), snapshot.version)
-    files: list[Add | Remove] = [*snapshot.files.values(), *removed]
     found = set[str]()
     for file in files:
         found.add(file.path)

@@ -123,6 +123,10 @@ class RunDirectory:
         """The number of the last planned batch; -1 before the first."""
         return max(self._numbers("offsets"), default=-1)
 
+    def end_of(self, number: int) -> Offset:
+        """The end of a planned batch; empty if the log does not have it any more."""
+        return self._offset(number)
+
     def reached(self) -> Offset:
         """The end of the last completed batch; empty before the first."""
         batch = self.batch()

@@ -118,6 +118,7 @@ class Mirror(RangePipeline):
                 bucket=self._nodes.bucket,
                 reached=directory.reached,
                 logged=directory.logged,
+                end_of=directory.end_of,
                 history=self._history,
             )
             self._compactors = [Compactor(keeper.table, keeper.lock, keeper.record)]

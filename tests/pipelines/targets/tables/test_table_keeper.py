@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,16 +17,18 @@ from tests.support.crashing_storage import StorageCrash
 from tests.support.depth import examples
 from tests.support.sample_tables import READERS
 from tests.support.table_model import RULES, TableRun, held
-from upriver.errors import CheckpointError, ForeignData, OptionError, OtherBucket, TableConflict
+from upriver.errors import CheckpointError, ForeignData, OptionError, OtherBucket, StorageError, TableConflict
 from upriver.pipelines.core.workers import LocalWorkers
 from upriver.pipelines.targets.tables import compactor, table_keeper
 from upriver.pipelines.targets.tables.description import describe_table
 from upriver.pipelines.targets.tables.table_keeper import AHEAD, DUE, TableKeeper, opened, reads_ahead, table_task
 from upriver.spark import BucketIdentity, packed_ranges
 from upriver.spark.batch_planner import next_offset, ranges
+from upriver.spark.offsets import Offset
 from upriver.tables import Column, Edit, Table, TableSchema, TableStorage, read, vacuum_table
 from upriver.tables import storage as storage_module
-from upriver.tables.log import load
+from upriver.tables.log import commit_path, load
+from upriver.tables.vacuum import ATTEMPT_S
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +97,7 @@ def test_a_batch_that_comes_again_is_known(quiet: TableRun) -> None:
     run, version = quiet, quiet.keeper.table.snapshot.version
     run.number -= 1
     run.start()
+    assert run.ends
     assert run.keeper.plan(run.number, LocalWorkers()) is None
     assert (run.keeper.batch_number, run.keeper.table.snapshot.version) == (0, version)
     assert run.keeper.counts.replayed == 1
@@ -296,6 +300,97 @@ def test_an_optimize_during_a_batch_is_no_reason_to_read_again(quiet: TableRun) 
     quiet.check()
 
 
+def test_a_foreign_change_in_a_version_that_the_log_no_longer_has(quiet: TableRun) -> None:
+    quiet._keeper = None
+    DeltaTable(quiet.table.url).delete("_vbucket = 0 and _key = 'k'")
+    snapshot = load(quiet.table)
+    assert snapshot is not None
+    quiet._foreign_column(snapshot)
+    DeltaTable(quiet.table.url).create_checkpoint()
+    quiet.table.delete([commit_path(version) for version in range(snapshot.version + 1)])
+    quiet.cluster.put(2, "x", b"{}")
+    quiet.catch_up()
+    quiet.check()
+    assert "NOTE LOST VERSIONS" in operations(quiet)
+    version = quiet.keeper.table.snapshot.version
+    quiet.start()  # the log has our newest batch now
+    assert quiet.keeper.table.snapshot.version == version
+
+
+@pytest.mark.parametrize("place", ["touched_vbuckets", "Edit"])
+def test_the_storage_fails_while_a_merge_looks_what_another_program_changed(
+    quiet: TableRun, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    keeper = quiet.keeper
+    real = getattr(table_keeper, place)
+
+    def failing(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(table_keeper, place, real)
+        raise StorageError(quiet.table.url, "timed out")
+
+    class Meanwhile(LocalWorkers):
+        def map(self, *given: Any) -> list[bytes]:
+            found = super().map(*given)
+            DeltaTable(quiet.table.url).delete("_vbucket = 0 and _key = 'k'")
+            monkeypatch.setattr(table_keeper, place, failing)
+            return found
+
+    with pytest.raises(StorageError):
+        quiet.compact(Meanwhile())
+    quiet.cluster.put(2, "x", b"{}")
+    assert quiet.keeper is keeper
+    quiet.catch_up()
+    quiet.check()
+    assert keeper.counts.read_again == 1
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("spared_s", [0, 2 * ATTEMPT_S])
+def test_vacuum_between_tasks_and_commit(tmp_path: Path, vectors: bool, spared_s: float) -> None:
+    """Even without a retention it spares what tasks have just written. If all is gone, the tasks run again."""
+    run = TableRun(tmp_path, is_quiet=True, vectors=vectors, history=True)
+    for key in "kl":
+        run.cluster.put(0, key, b'{"n": 1}')
+    run.catch_up()
+    runs = []
+
+    def vacuum() -> None:
+        if len(runs) == 1:  # not before the tasks, but after them
+            vacuum_table(Table.open(run.table), retention_s=0, now_s=time.time() + 1 + spared_s)
+        runs.append(True)
+
+    run.meanwhile = vacuum  # type: ignore[method-assign]
+    run.cluster.put(0, "k", b'{"n": 9}')
+    keeper = run.keeper
+    run.catch_up()
+    run.check()
+    run.cluster.put(0, "k", b'{"n": 10}')
+    run.catch_up()
+    run.check()
+    assert operations(run).count("BATCH") == 3
+    assert keeper.counts.read_again == 0
+
+
+@pytest.mark.parametrize("what", [".parquet", ".bin"])
+def test_a_table_whose_files_are_lost_is_read_again(quiet: TableRun, what: str) -> None:
+    for key in "mop":
+        quiet.cluster.put(2, key, b'{"n": 50}')
+    quiet.catch_up()
+    quiet.cluster.put(2, "m", b"new")
+    quiet.catch_up()
+    DeltaTable(quiet.table.url).delete("_vbucket = 1")
+    lost = [file.path for file in quiet.table.list() if file.path.endswith(what)]
+    assert lost
+    quiet.table.delete(lost)
+    quiet.start()
+    quiet.cluster.put(0, "k", b'{"n": 51}')
+    quiet.catch_up()
+    quiet.check()
+    assert operations(quiet).count("NOTE LOST FILES") == 1
+    quiet.start()
+    assert operations(quiet).count("NOTE LOST FILES") == 1
+
+
 def test_restore_also_restores_what_was_due(quiet: TableRun) -> None:
     DeltaTable(quiet.table.url).delete("_vbucket = 1")
     deleted = quiet.keeper.table.snapshot.version + 1
@@ -427,6 +522,67 @@ def test_an_old_copy_of_the_checkpoint(quiet: TableRun) -> None:
     assert operations(run).count("START OVER") == 1
 
 
+def test_other_batches_under_the_numbers_of_a_running_driver(quiet: TableRun) -> None:
+    """Two drivers use copies of one checkpoint. The one that finds batches of the other reads everything again."""
+    run = quiet
+    run.copy_checkpoint()
+    run._other = run._other._replace(keeper=run.keeper)  # type: ignore[union-attr]
+    run.start()
+    for key in "abc":
+        run.cluster.put(1, key, b'{"n": 1}')
+        run.catch_up()
+    run.other_driver()
+    run.cluster.put(1, "d", b'{"n": 1}')
+    run.catch_up()
+    run.check()
+    assert run.keeper.counts.replayed == 0
+    assert operations(run).count("START OVER") == 1
+    run.cluster.put(1, "e", b'{"n": 1}')
+    run.catch_up()
+    run.check()
+    run.other_driver()
+    run.cluster.put(1, "f", b'{"n": 1}')
+    with pytest.raises(CheckpointError, match="with a copy of this checkpoint: only one may"):
+        run.catch_up()
+    assert (1, b"f") not in held(run.table)
+    run.start()
+    run.catch_up()
+    run.check()
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_another_batch_with_the_number_of_the_last_one(quiet: TableRun, is_restarted: bool) -> None:
+    """As after a power failure that Spark's entry for the batch has not survived, and the table has."""
+    run = quiet
+    before = run.checkpoint
+    run.cluster.put(1, "a", b'{"n": 1}')
+    run.catch_up()
+    run.cluster.put(1, "b", b'{"n": 1}')
+    run.checkpoint = before
+    run.logged, run.ends[run.number] = run.number, next_offset(run.offset, run.cluster.states, RULES)
+    if is_restarted:
+        run.start()
+    run.catch_up()
+    run.check()
+    assert run.keeper.counts.replayed == 0
+    assert run.keeper.batch_number == run.number - 1
+
+
+def test_a_batch_of_another_driver_between_batches_that_changed_nothing(quiet: TableRun) -> None:
+    """Such a batch is not in the table, so its number says nothing about the batch of the other driver."""
+    run = quiet
+    other = run.checkpoint
+    run.start()
+    run.cluster.put(1, "a", b'{"n": 1}')
+    run.catch_up()
+    run._other, run.checkpoint = run.checkpoint, other
+    run.logged, run.ends[run.number] = run.number, run.offset
+    run.number += 1
+    run.catch_up()
+    run.check()
+    assert operations(run).count("START OVER") == 1
+
+
 # Deletion vectors
 
 
@@ -470,7 +626,7 @@ def bucket(run: TableRun, uuid: str, *, is_in_memory: bool) -> TableKeeper:
     return TableKeeper(
         run.table, run.connect, run.keeper._nodes, run.settings,
         query=run.query, bucket=lambda: BucketIdentity(uuid, is_in_memory), reached=lambda: run.offset,
-        logged=run.logged,
+        logged=run.logged, end_of=lambda _: Offset(()),
     )  # fmt: skip
 
 

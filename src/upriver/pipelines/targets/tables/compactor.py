@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from upriver.errors import StorageError, TableConflict
+from upriver.errors import FilesLost, StorageError, TableConflict
 from upriver.pipelines.core.workers import Done, LocalWorkers, Workers, ignored
 from upriver.pipelines.targets.tables.history import PROPERTY as HISTORY
 from upriver.pipelines.targets.tables.table_keeper import seed_of
@@ -115,6 +115,8 @@ class Compactor:
                         )
                         try:
                             self._table.commit(edit)
+                        except FilesLost:
+                            return 0
                         except TableConflict as conflict:
                             self._on_commits(conflict.commits)
                             continue

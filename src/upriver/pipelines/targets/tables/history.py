@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from upriver.errors import ForeignData, TableConflict
+from upriver.errors import FilesLost, ForeignData, TableConflict
 from upriver.spark import ROWS
 from upriver.tables import DataFileWriter, Edit, NewFile, Table, TableStorage
 
@@ -90,18 +90,21 @@ class History:
                 )
             found.commit(Edit("SET OWNER", properties={_QUERY: query}, data_change=False))
         self.table = found
-        self._app = application
+        #: Changes when the mirror starts over.
+        self.application = application
 
     def append(self, parts: Sequence[NewFile], number: int) -> None:
         """Add the files of a batch, unless the history has it already."""
         while True:
             self.table.refresh()
-            if self.table.snapshot.txns.get(self._app, -1) >= number:
+            if self.table.snapshot.txns.get(self.application, -1) >= number:
                 self.table.storage.delete({part.path for part in parts} - self.table.snapshot.files.keys())
                 return
             try:
                 now_ms = time.time_ns() // 1_000_000
-                self.table.commit(Edit("WRITE", [part.add(now_ms) for part in parts], txn=(self._app, number)))
+                self.table.commit(Edit("WRITE", [part.add(now_ms) for part in parts], txn=(self.application, number)))
+            except FilesLost:
+                raise
             except TableConflict:
                 continue  # other writers may append too
             return

@@ -2,7 +2,11 @@
 
 Theory of operation. Before each batch the keeper reads the table's log and plans: which files the table has, and which
 vbuckets were read ahead of the stream. The tasks work with that plan. The keeper then merges their results into one
-commit, which also has the number of the batch, so a batch that Spark repeats is recognised.
+commit, which also has the number of the batch and the end of its ranges, so a batch that Spark repeats is recognised.
+
+Numbers alone prove nothing: in an old or a second copy of a checkpoint, other batches get the same numbers. If the last
+batch in the table is not one of this checkpoint, the keeper *starts over*: all vbuckets are read again, and batches are
+recorded under another name. A process that used the table until then notices that, and ends.
 
 If the log has moved on meanwhile, the old versions are located again from the lists of keys that the tasks have saved,
 never from the nodes. Rows that another program has changed are repaired: the vbuckets concerned are read from the nodes
@@ -10,6 +14,7 @@ and replaced. What is due is recorded in a property of the table, in the commit 
 forgets nothing.
 """
 
+import hashlib
 import json
 import pickle
 import secrets
@@ -21,7 +26,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from upriver.errors import CheckpointError, CorruptData, ForeignData, OtherBucket, TableConflict
+from upriver.errors import CheckpointError, CorruptData, FilesLost, ForeignData, OtherBucket, TableConflict
 from upriver.pipelines.apply.task_apply import Connect, TaskSource, outlook, still_ahead
 from upriver.pipelines.core.range_pipeline import RunTasks
 from upriver.pipelines.core.workers import Workers
@@ -31,15 +36,19 @@ from upriver.pipelines.targets.tables.table_task import Growth, TableTask, TaskR
 from upriver.pipelines.targets.tables.table_work import FileWork, rewritten
 from upriver.pipelines.targets.target import ReadAhead
 from upriver.spark import BucketIdentity, Offset
-from upriver.tables import Add, Commit, Edit, FieldReport, NewFile, Table, TableSchema, TableStorage
+from upriver.tables import Add, Commit, Edit, FieldReport, NewFile, Table, TableSchema, TableStorage, require_files
 
 #: Properties of the table.
 QUERY, BUCKET, SEED, AHEAD, DUE, NUMBERING = (
     f"upriver.{name}" for name in ("query", "bucket", "seed", "ahead", "due", "numbering")
 )
+#: The operation of a commit after which no earlier process may write.
+START_OVER: Final = "START OVER"
 #: How often a batch may add columns. Each time its tasks run again, and may see other documents with other fields.
 #: Later only integers become decimals.
 GROWTHS_MAX: Final = 4
+#: How often a batch may lose the files of its tasks.
+RUNS_MAX: Final = 4
 #: How often the tasks of a batch may run.
 ROUNDS_MAX: Final = 64
 #: In a table of at least this size a field becomes a column when its share of this many documents is reached.
@@ -91,10 +100,12 @@ class TableKeeper:
         bucket: Callable[[], BucketIdentity],
         reached: Callable[[], Offset],
         logged: int,
+        end_of: Callable[[int], Offset],
         history: TableStorage | None = None,
     ) -> None:
         """``nodes`` serves the driver, ``bucket`` returns the identity of the source, and ``reached`` the end of the
-        completed batches. ``logged`` is the last batch that the checkpoint knows; -1 without any."""
+        completed batches. ``logged`` is the last batch that the checkpoint knows, -1 without any; ``end_of`` returns
+        the end of a batch, an empty offset if the checkpoint does not have it."""
         self.counts = KeptCounts()
         #: For all uses of the table: a compaction commits from a thread of its own.
         self.lock = threading.RLock()
@@ -104,12 +115,15 @@ class TableKeeper:
         self._query = query
         self._bucket = bucket
         self._reached = reached
+        self._end_of = end_of
         self._history_storage = history
         #: Reads ahead of the stream that could not be checked before the batch.
         self._unseen: set[int] = set()
         #: Fields without a column, over all batches of this process.
         self._fields = FieldReport()
         self._looked_at = 0.0
+        #: The last batch in the table that proved to be one of this checkpoint, with the fingerprint of its end.
+        self._known_batch: tuple[int, int | None] | None = None
         #: Whether the batches are numbered from the beginning again, and all vbuckets are read again.
         self.starts_over = False
         self.table = self._opened(storage, logged)
@@ -146,15 +160,25 @@ class TableKeeper:
                 raise OtherBucket(storage.url, table.properties[BUCKET], bucket.uuid)
             # The stream reports a reset of every vbucket, as it does when a node without a disk was restarted.
             table.commit(Edit("SET BUCKET", properties=self._identity(bucket), data_change=False))
+        if lost := table.lost_files():  # by vacuum with a short retention, or with a part of the disk
+            table.refresh()  # all is read again, and so is what other programs have changed
+            due = {DUE: json.dumps(sorted(self._vbuckets()))}
+            table.commit(Edit("NOTE LOST FILES", removed=lost, properties=due))
         if table.snapshot.txns.get(application(table), -1) > logged:
             self.starts_over = True
-            numbering = {NUMBERING: secrets.token_hex(8), DUE: json.dumps(sorted(self._vbuckets()))}
-            table.commit(Edit("START OVER", properties=numbering, data_change=False))
+            table.commit(self._new_numbering())
+        if table.is_log_cut and (due := sorted(self._vbuckets())) != json.loads(table.properties.get(DUE, "[]")):
+            # Other programs may have changed rows in versions that the log no longer has.
+            table.commit(Edit("NOTE LOST VERSIONS", properties={DUE: json.dumps(due)}, data_change=False))
         if self._settings.schema is not None:
             wanted = table.schema.with_columns(self._settings.schema.columns)
             if wanted != table.schema:
                 table.commit(Edit("ADD COLUMNS", schema=wanted, data_change=False))
         return table
+
+    def _new_numbering(self) -> Edit:
+        properties = {NUMBERING: secrets.token_hex(8), DUE: json.dumps(sorted(self._vbuckets()))}
+        return Edit(START_OVER, properties=properties, data_change=False)
 
     def _identity(self, bucket: BucketIdentity) -> dict[str, str | None]:
         return {QUERY: self._query, BUCKET: bucket.uuid}
@@ -174,12 +198,32 @@ class TableKeeper:
         """The work of a batch's tasks; None if the table has the batch."""
         with self.lock:
             self._refresh()
-            if batch_number <= self.batch_number:
+            if not self._knows_last_batch(batch_number):
+                self._start_over()
+            if batch_number == self.batch_number:
                 self.counts.replayed += 1
                 return None
             self._switch_vectors(workers)
             self.repair(workers)
             return self._task()
+
+    def _knows_last_batch(self, batch_number: int) -> bool:
+        """Whether the last batch in the table is one of this checkpoint, up to this number."""
+        last, end = self.batch_number, self.table.snapshot.txns.get(ends_of(self.application))
+        if last < 0 or (last <= batch_number and (last, end) == self._known_batch):
+            return True
+        known = self._end_of(last)
+        if last > batch_number or (known and end is not None and fingerprint(known) != end):
+            return False
+        self._known_batch = last, end
+        return True
+
+    def _start_over(self) -> None:
+        """Read all vbuckets again, and record batches under another name."""
+        self._commit(self._new_numbering)
+        self.application = application(self.table)
+        if self._history is not None:
+            self._history.application = self.application
 
     def _task(self) -> TableTask:
         return table_task(self.table, self._connect, self._settings, self._history_storage, self._fields.documents)
@@ -221,15 +265,25 @@ class TableKeeper:
     def record(self, commits: Iterable[Commit]) -> None:
         """Record in the table which vbuckets these commits have touched."""
         with self.lock:
-            touched = self._touched(commits)
-            while touched - self._due:
-                properties = {DUE: json.dumps(sorted(self._due | touched))}
-                try:
-                    self.table.commit(Edit("NOTE CHANGED ROWS", properties=properties, data_change=False))
-                except TableConflict as conflict:
-                    touched |= self._touched(conflict.commits)
+            commits = list(commits)
+            try:
+                touched = self._touched(commits)
+                while touched - self._due:
+                    properties = {DUE: json.dumps(sorted(self._due | touched))}
+                    try:
+                        self.table.commit(Edit("NOTE CHANGED ROWS", properties=properties, data_change=False))
+                    except TableConflict as conflict:
+                        commits += conflict.commits
+                        touched |= self._touched(conflict.commits)
+            except BaseException:  # for example, the storage fails in the thread that merges files
+                self.table.report_again(commits)
+                raise
 
-    def _touched(self, commits: Iterable[Commit]) -> set[int]:
+    def _touched(self, commits: Collection[Commit]) -> set[int]:
+        if any(commit.info.operation == START_OVER and not commit.foreign for commit in commits):
+            raise CheckpointError(
+                self._query, "another process uses the table with a copy of this checkpoint: only one may"
+            )
         foreign = [commit for commit in commits if commit.foreign]
         if any(commit.info.operation.upper() == "RESTORE" for commit in foreign):
             return self._vbuckets()  # properties were restored too, and what they said about repairs is lost
@@ -287,7 +341,16 @@ class TableKeeper:
     # Batches
 
     def commit(self, results: Sequence[bytes], batch_number: int, run: RunTasks, workers: Workers) -> int:
-        """Commit the results of a batch's tasks; returns the number of changes."""
+        """Commit the results of a batch's tasks; returns the number of changes. If their files are gone, the tasks run
+        again."""
+        for _ in range(RUNS_MAX - 1):
+            try:
+                return self._commit_results(results, batch_number, run, workers)
+            except FilesLost:
+                results = run(self._task())
+        return self._commit_results(results, batch_number, run, workers)
+
+    def _commit_results(self, results: Sequence[bytes], batch_number: int, run: RunTasks, workers: Workers) -> int:
         with self.lock:
             found = self._grown(results, run, workers)
             self._check_passed(found)
@@ -396,6 +459,7 @@ class TableKeeper:
                 dead | {file.path: file.dead_rows for file in added if file.dead},
                 properties=properties,
                 txn=None if batch_number is None else (self.application, batch_number),
+                numbers={} if batch_number is None else self._end_number(batch_number),
                 base=base,
             )
             if not added and not dead and not properties:
@@ -404,6 +468,8 @@ class TableKeeper:
             try:
                 self.table.commit(edit if self.table.vectors else self._written_again(edit, workers))
                 break
+            except FilesLost:
+                raise
             except TableConflict as conflict:
                 self.counts.conflicts += 1
                 self.record(conflict.commits)
@@ -414,10 +480,15 @@ class TableKeeper:
                 if not all(map(self._is_current, found)):
                     raise  # the files have columns that the table does not have any more; the batch must run again
                 base = self.table.snapshot.version
+                require_files(self.table.storage, keys)
                 dead = _merged(map(pickle.loads, workers.map(self._task().relocate, [each.encode() for each in keys])))
         self.counts.commits += 1
         self.counts.read_again += len(replaced)
         self.table.storage.delete(keys)
+
+    def _end_number(self, batch_number: int) -> dict[str, int]:
+        end = self._end_of(batch_number)
+        return {ends_of(self.application): fingerprint(end)} if end else {}
 
     def _written_again(self, edit: Edit, workers: Workers) -> Edit:
         """The edit for a table without vectors: files with dead rows are written again."""
@@ -467,6 +538,17 @@ def application(table: Table) -> str:
     """The name under which batches are recorded in a table."""
     numbering = table.properties.get(NUMBERING)
     return f"upriver-{table.properties.get(QUERY)}" + (f"-{numbering}" if numbering else "")
+
+
+def ends_of(application: str) -> str:
+    """The name under which a table keeps the end of the last batch of an application."""
+    return f"{application}-end"
+
+
+def fingerprint(end: Offset) -> int:
+    """A number for the end of a batch, such as Delta stores beside the number of a transaction."""
+    digest = hashlib.sha256(json.dumps(end.packed(), sort_keys=True).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
 
 
 def reads_ahead(table: Table) -> dict[int, ReadAhead]:
