@@ -216,7 +216,7 @@ class _Leg:
                 self._measure(self._query)
                 self._attempt(self.pipeline.idle)
             return
-        self._measure(self._query)
+        self._measure_last(self._query)
         error = self._query.exception()
         if error is None:
             self.is_done = True
@@ -237,7 +237,7 @@ class _Leg:
             with contextlib.suppress(Exception):  # it may have ended with an error
                 self._query.stop()
             self.pipeline.settle()
-            self._measure(self._query)
+            self._measure_last(self._query)
             self._query = None
         WARM_UP.gave_up(self)
 
@@ -280,6 +280,12 @@ class _Leg:
                 self._succeeded()
         if query.isActive and self.trouble is not None and query.lastProgress is not None:
             self._succeeded()
+
+    def _measure_last(self, query: "StreamingQuery") -> None:
+        """Measure a query that has ended, also batches that it has completed without saying so."""
+        self._measure(query)
+        for rows in self.pipeline.unreported():
+            self.meter.add(rows)
 
     def _succeeded(self) -> None:
         self.trouble = None
