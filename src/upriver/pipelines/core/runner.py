@@ -229,7 +229,7 @@ class _Leg:
         reached = self._directory.reached()
         # A query that starts at latest has no known start until its first batch is complete.
         if self.source.high_seqnos and (reached.vbuckets or self.pipeline.options.start == "earliest"):
-            self.lag.seen({place.vbucket: place.seqno for place in reached}, self.source.high_seqnos)
+            self.lag.seen(self.source.held(reached), self.source.high_seqnos)
 
     def end(self) -> None:
         """Stop the query and wait until nothing runs any more."""
