@@ -63,6 +63,9 @@ class UpriverDataSource(DataSource):
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         options = self._read_options()
+        if options.ending_offsets != "latest":
+            given = next(value for name, value in self.options.items() if name.lower() == "endingoffsets")
+            raise OptionError("endingOffsets", given, "a stream has no end: use a batch read, or stop the query")
         if options.output == "ranges":
             return RangeRowsReader(options, tuple(FIELDS))
         columns = readable_columns(schema, self.schema())
