@@ -1,6 +1,8 @@
 """The data source inside a real Spark."""
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -130,3 +132,20 @@ def test_the_types_of_rows_are_checked_before_the_job_starts(column: str) -> Non
     with pytest.raises(OptionError, match=f"{name} {kind}"):
         check_writable(wrong, with_meta=False)
     check_writable(schema, with_meta=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"endingOffsets": '{"0": {"uuid": "0x5", "seqno": 3}}'}, "option endingOffsets = .*a stream has no end"),
+        ({"dialect": "tap"}, "a tap stream needs a name"),
+    ],
+)
+def test_a_stream_with_options_that_it_cannot_have_fails_when_it_starts(options: dict[str, str], told: str) -> None:
+    """Not when its reader is made, where Spark would hide the error."""
+    source = source_of(**options)
+    reader: Any = pickle.loads(pickle.dumps(source.streamReader(source.schema())))
+    for call in (reader.initialOffset, reader.prepareForTriggerAvailableNow, lambda: reader.latestOffset({}, None)):
+        with pytest.raises(OptionError, match=told):
+            call()
+    reader.stop()

@@ -1,6 +1,7 @@
 """Filters that the source takes over: the same rows, fewer of them read."""
 
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import (
 from tests.support.spark_driver import source_of
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
+from upriver.spark import pushed_filters
 from upriver.spark.pushed_filters import PushedFilters, key_pattern
 from upriver.spark.range_reader import close_readers
 from upriver.spark.readers import BatchReader
@@ -30,6 +32,12 @@ from upriver.spark.readers import BatchReader
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 VBUCKET, KEY, EVENT = ("vbucket",), ("key",), ("event",)
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.fixture
+def scans_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a Spark that plans each scan by itself."""
+    monkeypatch.setattr(pushed_filters, "SCANS_ARE_APART", True)
 
 
 def push(*filters: Filter, **options: Any) -> tuple[Any, list[Filter]]:
@@ -52,6 +60,7 @@ def read(reader: BatchReader) -> list[dict[str, Any]]:
 # Which filters
 
 
+@pytest.mark.usefixtures("scans_are_apart")
 @pytest.mark.parametrize(
     ("filters", "pushed"),
     [
@@ -68,6 +77,7 @@ def test_vbuckets(filters: list[Filter], pushed: set[int]) -> None:
     assert set(reader.pushed.vbuckets(range(64))) == pushed
 
 
+@pytest.mark.usefixtures("scans_are_apart")
 @pytest.mark.parametrize(
     ("filters", "keys", "prefix"),
     [
@@ -88,6 +98,7 @@ def test_keys(filters: list[Filter], keys: set[bytes] | None, prefix: bytes) -> 
     )
 
 
+@pytest.mark.usefixtures("scans_are_apart")
 def test_events() -> None:
     reader, left = push(IsNotNull(EVENT), Not(In(EVENT, ("flush", "reset", "rollback"))))
     assert (left, reader.pushed.events) == ([], {"mutation", "deletion", "expiration"})
@@ -95,6 +106,7 @@ def test_events() -> None:
     assert push(IsNotNull(EVENT))[0].pushed.events is None
 
 
+@pytest.mark.usefixtures("scans_are_apart")
 @pytest.mark.parametrize(
     "given",
     [
@@ -118,6 +130,7 @@ def test_others_stay_with_spark(given: Filter) -> None:
     assert reader.pushed == PushedFilters((kept,))
 
 
+@pytest.mark.usefixtures("scans_are_apart")
 def test_bounds_that_are_more_than_a_prefix_stay_with_spark() -> None:
     for lower, upper in ((b"a", b"c"), (b"a\xff", b"b"), (b"", b"a")):
         filters = [GreaterThanOrEqual(KEY, lower), LessThan(KEY, upper)]
@@ -142,6 +155,7 @@ def node(upriver_node: EmbeddedNode) -> EmbeddedNode:
     return upriver_node
 
 
+@pytest.mark.usefixtures("scans_are_apart")
 def test_the_rows_of_a_task(node: EmbeddedNode) -> None:
     address = node.address
     everything = read(push(address=address)[0])
@@ -167,6 +181,7 @@ def test_the_rows_of_a_task(node: EmbeddedNode) -> None:
         assert sorted(row["key"] for row in rows) == sorted(row["key"] for row in everything if wanted(row)), filters
 
 
+@pytest.mark.usefixtures("scans_are_apart")
 def test_the_node_leaves_out_keys_without_the_prefix(node: EmbeddedNode) -> None:
     def patterns(**options: Any) -> set[str | None]:
         reader, _ = push(EqualTo(KEY, b"user:1"), address=node.address, **options)
@@ -194,26 +209,30 @@ def test_a_pattern_of_any_bytes() -> None:
 # In Spark
 
 
-def test_spark_shows_what_is_pushed(spark: SparkSession, node: EmbeddedNode) -> None:
-    def load() -> Any:
-        return spark.read.format("upriver").option("address", node.address).load()
-
-    spark.conf.set(PUSHDOWN, "false")
-    wanted = "vbucket >= 3 AND key IN ('user:1', 'user:2', 'user:3') AND event = 'mutation'"
-    expected = {bytes(row.key) for row in load().where(wanted).collect()}
-    assert 0 < len(expected) <= 3
+@pytest.fixture
+def pushdown(spark: SparkSession) -> Iterator[None]:
     spark.conf.set(PUSHDOWN, "true")
-    try:
-        frame = load().where(wanted)
-        assert {bytes(row.key) for row in frame.collect()} == expected
-        jvm: Any = spark._jvm
-        formatted = jvm.org.apache.spark.sql.execution.ExplainMode.fromString("formatted")
-        plan = frame._jdf.queryExecution().explainString(formatted)
-        line = next(line for line in plan.splitlines() if line.startswith("PushedFilters"))
-        assert all(name in line for name in ("GreaterThanOrEqual(vbucket,3)", "In(key, ", "EqualTo(event,mutation)"))
-        assert "Condition" not in plan
-        assert load().where("key >= 'user:1' AND key < 'user:2'").count() == 11
-        assert load().where("vbucket = 3 OR event = 'deletion'").count() > 0
-        assert load().count() == 200
-    finally:
-        spark.conf.unset(PUSHDOWN)
+    yield
+    spark.conf.unset(PUSHDOWN)
+
+
+@pytest.mark.usefixtures("pushdown")
+def test_each_scan_of_a_dataframe_has_only_its_own_filters(spark: SparkSession, node: EmbeddedNode) -> None:
+    """Spark 4.3 plans all scans of a DataFrame like the last one whose filters it pushed."""
+    frame = spark.read.format("upriver").option("address", node.address).load()
+    deleted, others = frame.where("event = 'deletion'"), frame.where("event != 'deletion'")
+    assert (len(deleted.collect()), len(frame.collect())) == (10, 200)
+    assert len(others.union(deleted).collect()) == 200
+
+
+@pytest.mark.usefixtures("pushdown")
+def test_the_plan_shows_who_applies_filters(spark: SparkSession, node: EmbeddedNode) -> None:
+    frame = spark.read.format("upriver").option("address", node.address).load()
+    wanted = "vbucket >= 3 AND key IN ('user:1', 'user:2', 'user:3') AND event = 'mutation'"
+    jvm: Any = spark._jvm
+    formatted = jvm.org.apache.spark.sql.execution.ExplainMode.fromString("formatted")
+    plan = frame.where(wanted)._jdf.queryExecution().explainString(formatted)
+    line = next((line for line in plan.splitlines() if line.startswith("PushedFilters")), "")
+    names = ("GreaterThanOrEqual(vbucket,3)", "In(key, ", "EqualTo(event,mutation)")
+    assert [name in line for name in names] == [pushed_filters.SCANS_ARE_APART] * 3
+    assert ("Condition" in plan) is not pushed_filters.SCANS_ARE_APART

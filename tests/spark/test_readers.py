@@ -221,6 +221,9 @@ def test_limits_count_changes_and_not_seqnos(upriver_node: EmbeddedNode) -> None
     with Query(address=upriver_node.address, maxRowsPerTrigger=100) as query:
         sizes = sizes_of(query)
         assert (len(sizes), max(sizes)) == (3, 100)
+    with Query(address=upriver_node.address, maxRowsPerTrigger=3000, history="true") as query:
+        sizes = sizes_of(query)  # every version is a change
+        assert (len(sizes), max(sizes), sum(sizes)) == (3, 3000, 6250)
 
 
 @pytest.mark.upriver(vbuckets=1)

@@ -12,7 +12,7 @@ from upriver.model import Event
 from upriver.node import EmbeddedNode
 from upriver.spark import row_writer
 from upriver.spark.options import WriteOptions
-from upriver.spark.row_writer import RowWriter, WriteOutcome, as_changes
+from upriver.spark.row_writer import RowWriter, WriteOutcome, as_changes, impossible
 
 
 def rows(**columns: list[object]) -> pa.RecordBatch:
@@ -186,3 +186,34 @@ def test_a_value_that_is_too_large_is_a_refused_row(upriver_node: EmbeddedNode, 
     (refused,) = pq.read_table(tmp_path / "dead").to_pylist()
     assert refused["key"] == b"b"
     assert "the maximum is 20,971,520" in refused["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "reason"),
+    [
+        ("flags", pa.array([-1, 2**32 - 1, None], pa.int64()), "flags is -1; it must be from 0 to 4,294,967,295"),
+        ("flags", pa.array([-1, 7, None], pa.int32()), "flags is -1; it must be from 0"),
+        ("expiry", pa.array([2**32, 0, 1], pa.int64()), "expiry is 4,294,967,296; it must be from 0 to 4,294,967,295"),
+        ("datatype", pa.array([256, 0, 0], pa.int32()), "datatype is 256; it must be from 0 to 255"),
+        ("rev_seqno", pa.array([-5, 1, 2], pa.int32()), "rev_seqno is -5; it must not be negative"),
+    ],
+)
+def test_a_number_that_does_not_fit_is_a_refused_row(
+    upriver_node: EmbeddedNode, tmp_path: Path, name: str, numbers: pa.Array, reason: str
+) -> None:
+    batch = pa.record_batch({"key": pa.array([b"a", b"b", b"c"]), "value": pa.array([b"v"] * 3), name: numbers})
+    address = Address.parse(upriver_node.address)
+    with pytest.raises(RowsRefused, match=reason):
+        RowWriter(WriteOptions(address=address)).write([batch])
+    options = WriteOptions(address=address, errors_as="deadletter", dead_letter_path=str(tmp_path / "dead"))
+    outcome = RowWriter(options).write([batch])
+    assert (outcome.written, outcome.refused) == (2, 1)
+    (refused,) = pq.read_table(tmp_path / "dead").to_pylist()
+    assert (refused["key"], refused[name]) == (b"a", numbers[0].as_py())
+    assert reason in refused["error"]
+
+
+def test_numbers_of_64_bits_keep_their_bits() -> None:
+    batch = pa.record_batch({"key": pa.array([b"a"]), "cas": pa.array([-1], pa.int64())})
+    assert impossible(batch) == {}
+    assert as_changes(batch, with_meta=False).column("cas").to_pylist() == [2**64 - 1]

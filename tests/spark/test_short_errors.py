@@ -45,6 +45,17 @@ def test_a_node_that_is_not_there(spark: SparkSession, tmp_path: Path) -> None:
     assert expected in first_line(rows.option("address", NOWHERE).save)
 
 
+def test_a_stream_that_cannot_be_read(spark: SparkSession, tmp_path: Path) -> None:
+    """PySpark fails with an UnboundLocalError where the reader of a stream cannot be made."""
+
+    def run() -> None:
+        frame = spark.readStream.format("upriver").options(address=NOWHERE, dialect="tap").load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    assert "OptionError: option name = '': a tap stream needs a name" in first_line(run)
+
+
 @pytest.mark.upriver(vbuckets=1)
 def test_a_rollback(spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path) -> None:
     with SyncKvClient(upriver_node.address) as kv:

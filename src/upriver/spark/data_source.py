@@ -15,13 +15,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import BinaryType, IntegerType, IntegralType, LongType, NullType, StringType, StructType
 
-from upriver.errors import OptionError
+from upriver.errors import OptionError, UpriverError
 from upriver.spark.options import ReadOptions, WriteOptions
 from upriver.spark.range_rows import RangeRowsReader, range_schema
 from upriver.spark.readers import BatchReader, StreamReader
 from upriver.spark.row_writer import RowWriter, WriteOutcome
 from upriver.spark.rows import FIELDS, SCHEMA, document_metadata
-from upriver.spark.short_errors import short_errors
+from upriver.spark.short_errors import RefusedStream, short_errors
 
 LOG: Final = logging.getLogger("upriver.spark")
 
@@ -55,8 +55,17 @@ class UpriverDataSource(DataSource):
         return BatchReader(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """A stream read."""
+        """A stream read. Spark shows an error of its methods, but not one that is raised here."""
+        try:
+            return self._stream_reader(schema)
+        except UpriverError as error:
+            return RefusedStream(error)
+
+    def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         options = self._read_options()
+        if options.ending_offsets != "latest":
+            given = next(value for name, value in self.options.items() if name.lower() == "endingoffsets")
+            raise OptionError("endingOffsets", given, "a stream has no end: use a batch read, or stop the query")
         if options.output == "ranges":
             return RangeRowsReader(options, tuple(FIELDS))
         columns = readable_columns(schema, self.schema())

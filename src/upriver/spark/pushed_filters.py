@@ -7,6 +7,11 @@ filters stay with Spark.
 
 Spark keeps the pushdown of filters off by default, and then refuses readers that implement it. So ``PushDown`` looks to
 Spark as if it were the method of the base class, which Spark calls only if the pushdown is on.
+
+Spark up to 4.3 has one plan of partitions for all scans of a DataFrame: that of the last scan whose filters it pushed.
+Other scans, with other filters or with none, then read what these filters leave. Neither the planning process nor a
+task can tell the scans apart, so there the source takes no filter. Spark got a plan per scan together with
+``DataSourceReader.pushLimit`` (SPARK-58551).
 """
 
 import dataclasses
@@ -47,6 +52,8 @@ _COMPARED: Final[Mapping[type[Filter], Callable[[Any, Any], bool]]] = {
 }
 _EQUAL: Final = (EqualTo, EqualNullSafe, In)
 _BOUND: Final = (GreaterThanOrEqual, LessThan)
+#: Whether each scan of a DataFrame has a plan of its own.
+SCANS_ARE_APART: Final = hasattr(DataSourceReader, "pushLimit")
 _EVENTS: Final = tuple(event.name.lower() for event in Event)
 
 
@@ -91,7 +98,9 @@ class PushDown:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that the source can apply, and return the others."""
+        """Take the filters that the source can apply, and return the others, which Spark applies."""
+        if not SCANS_ARE_APART:
+            return filters
         by_column = {name: [each for each in filters if _column(each) == name] for name in ("vbucket", "event", "key")}
         by_key = _applicable_to_keys(by_column["key"])
         taken = [

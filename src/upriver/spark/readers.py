@@ -223,7 +223,8 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
             if self._shall_wait(before, states):
                 target = {offset.vbucket: offset.seqno for offset in before}
         rules = self.options.rules
-        after = next_offset(before, states, rules, rows_max=rows_max, target=target, counter=self._view)
+        counter = None if self.options.history else self._view  # with all versions, each seqno may be a change
+        after = next_offset(before, states, rules, rows_max=rows_max, target=target, counter=counter)
         if after == before:
             return start
         return first_end(start, Offset((logged.vbuckets | after.vbuckets).values()).packed())

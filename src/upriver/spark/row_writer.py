@@ -33,6 +33,8 @@ BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 #: Refusals of a deletion of a missing key, and of a version that is older than the cluster's: not failures.
 _KNOWN: Final = (KeyNotFound, KeyExists)
 _EVENTS: Final = {event.name.lower(): int(event) for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
+#: Numbers of a change that are written.
+_NUMBERS: Final = ("flags", "expiry", "cas", "rev_seqno", "datatype")
 _OF_VBUCKETS: Final = {event.name.lower() for event in Event} - _EVENTS.keys()
 
 
@@ -120,10 +122,11 @@ class RowWriter:
 
 
 def impossible(rows: pa.RecordBatch) -> dict[int, StatusError]:
-    """The rows that no node could store, by number: mutations without a value, and values that are too large.
+    """The rows that no node could store, by number.
 
     A mutation without a value mostly comes from a read with ``keysOnly``. Written as an empty document it would destroy
     the real one. A value that is too large would make the node close the connection, and with it all rows in flight.
+    A number that its field in a message cannot hold has no meaning.
     """
     names = rows.schema.names
     values = rows.column("value") if "value" in names else pa.nulls(rows.num_rows, pa.binary())
@@ -136,7 +139,26 @@ def impossible(rows: pa.RecordBatch) -> dict[int, StatusError]:
     for number in pc.indices_nonzero(large).to_pylist():
         size = pc.binary_length(values.slice(number, 1))[0].as_py()
         found[number] = TooBig(f"the value has {size:,} bytes, the maximum is {VALUE_BYTES_MAX:,}")
+    for name in _NUMBERS:
+        if name in names:
+            found |= _out_of_range(name, rows.column(name))
     return found
+
+
+def _out_of_range(name: str, column: pa.Array) -> dict[int, StatusError]:
+    """The rows whose number does not fit into its field. Numbers of 64 bits have all bits of the unsigned ones."""
+    kind = CHANGES.field(name).type
+    is_large = kind == pa.uint64()
+    if pa.types.is_null(column.type) or (is_large and column.type == pa.int64()):
+        return {}
+    wrong = pc.less(column, 0)
+    if not is_large:
+        wrong = pc.or_(wrong, pc.greater(column, pa.scalar(2**kind.bit_width - 1, pa.int64())))
+    allowed = "it must not be negative" if is_large else f"it must be from 0 to {2**kind.bit_width - 1:,}"
+    return {
+        number: InvalidArguments(f"{name} is {column[number].as_py():,}; {allowed}")
+        for number in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist()
+    }
 
 
 def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
@@ -151,7 +173,7 @@ def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
     if len(keys.unique()) < batch.num_rows:
         batch = _last_of_each_key(batch)
     columns = {"event": _events(batch), "key": batch.column("key").cast(pa.binary()), "value": _values(batch)}
-    for name in ("flags", "expiry", "cas", "rev_seqno", "datatype"):
+    for name in _NUMBERS:
         if name in names:
             columns[name] = _unsigned(batch.column(name), CHANGES.field(name).type)
     return pa.record_batch(columns)

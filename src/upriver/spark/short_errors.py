@@ -4,15 +4,22 @@ Spark runs data sources in Python workers of its own and puts the traceback of a
 that Upriver raises on purpose says everything in one line, and frames of our internals only hide it. A worker leaves
 out the traceback if an environment variable is set when it reports the exception, and it ends afterwards. So the
 variable is set in the worker that is about to fail, for such errors only; bugs keep their tracebacks.
+
+A worker that cannot make the reader of a stream fails with an error of its own instead of ours (``UnboundLocalError``).
+So such a stream gets a reader that raises our error when Spark asks for an offset.
 """
 
 import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from upriver.errors import UpriverError
 
@@ -57,6 +64,34 @@ def _in_one_line() -> Iterator[None]:
         if is_worker():
             os.environ[_HIDE_TRACEBACK] = "1"
         raise
+
+
+@short_errors
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream that cannot be read."""
+
+    def __init__(self, error: UpriverError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+        """Raises the error."""
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Raises the error."""
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
+        """Raises the error."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """Raises the error."""
+        raise self._error
 
 
 def is_worker() -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from upriver.pipelines.core.options import PipelineOptions
+from upriver.pipelines.core.progress import Meter
 from upriver.pipelines.core.range_pipeline import RangePipeline, RangeTask, RunTasks
 
 
@@ -52,6 +53,19 @@ def test_changes_are_counted_by_the_commit_and_not_by_spark() -> None:
     pipeline._run(lambda task: [task(b"ab"), task(b"cd")], 3)
     assert pipeline.rows_of({"batchId": 3, "numInputRows": 2}) == 20
     assert pipeline.rows_of({"batchId": 4, "numInputRows": 2}) == 0
+
+
+def test_no_batch_is_forgotten_that_ends_between_two_looks_at_the_progress() -> None:
+    pipeline, meter = Remembering.of(), Meter()
+    for number, tasks in enumerate((2, 3, 0, 4)):
+        pipeline._run(lambda task, tasks=tasks: [task(b"ab")] * tasks, number)
+    pipeline._run(lambda task: [task(b"ab")], 3)  # a repetition, which the target has already
+    for _ in range(2):
+        for number in range(3):
+            meter.take({"runId": "r", "batchId": number, "numInputRows": 2}, pipeline.rows_of)
+    assert (meter.rows, meter.batches) == (50, 2)
+    assert pipeline.unreported() == [40]  # the query was stopped before it reported the last batch
+    assert pipeline.unreported() == []
 
 
 def test_the_source_yields_ranges() -> None:

@@ -3,8 +3,11 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pytest
@@ -18,9 +21,11 @@ from upriver.client import SyncKvClient
 from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
 from upriver.node import EmbeddedNode
 from upriver.pipelines import RunProgress, Task, run
+from upriver.pipelines.core import runner
 from upriver.pipelines.core.options import JobOptions, PipelineOptions
 from upriver.pipelines.core.row_pipeline import RowPipeline
 from upriver.pipelines.core.runner import all_known, end_of, rows_between
+from upriver.pipelines.core.warm_up import WarmUp
 from upriver.spark import Offset, VbucketOffset
 
 
@@ -187,3 +192,47 @@ def test_a_server_reports_offsets_not_changes() -> None:
     assert rows_between(progress) == 5
     assert [each.seqno for each in end_of(progress)] == [7, 3]
     assert rows_between({"sources": [{"endOffset": None}]}) == 0
+
+
+class Endless:
+    """A query that has nothing to do."""
+
+    isActive = True  # noqa: N815
+    recentProgress: ClassVar[list[object]] = []  # noqa: N815
+    lastProgress = None  # noqa: N815
+
+    def stop(self) -> None:
+        self.isActive = False
+
+
+class WithoutSpark(Collecting):
+    """Its query is not one of Spark, so that a test controls how long it takes to start."""
+
+    name = "without_spark"
+
+    def start(self, changes: object, checkpoint: str, *, once: bool = False) -> Any:
+        self.began = time.monotonic()
+        return Endless()
+
+    def settle(self) -> None:
+        self.ended = time.monotonic()
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark takes longer to start than the pipelines of these tests may run."""
+
+    def slowly(*_: object) -> Any:
+        time.sleep(0.6)
+        return MagicMock()
+
+    monkeypatch.setattr(runner, "spark_session", slowly)
+    monkeypatch.setattr(runner, "task_cores", lambda _: 1)
+    monkeypatch.setattr(runner, "WARM_UP", WarmUp())
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_the_start_of_spark_is_not_part_of_the_time_to_run(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    job = WithoutSpark.of({"from": upriver_node.address})
+    run(job, checkpoint=tmp_path, seconds=0.5)
+    assert job.ended - job.began >= 0.5

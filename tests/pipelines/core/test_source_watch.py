@@ -9,7 +9,10 @@ from upriver.client import SyncKvClient
 from upriver.client.transport.address import Address
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode
+from upriver.pipelines.core.progress import Lag
 from upriver.pipelines.core.source_watch import SourceWatch
+from upriver.spark import Offset
+from upriver.spark.offsets import VbucketOffset
 
 
 def write(node: EmbeddedNode, vbucket: int, *keys: bytes) -> None:
@@ -46,3 +49,26 @@ def test_it_ends_at_once_though_the_source_does_not_answer() -> None:
             silent.accept()[0].close()
         assert time.monotonic() - began < 5.0
         assert watch.high_seqnos == {}
+
+
+def test_what_a_flush_or_a_branch_has_removed_is_not_held(upriver_node: EmbeddedNode) -> None:
+    bucket = upriver_node.node.state.bucket
+    write(upriver_node, 0, b"a", b"b", b"c")
+    with SourceWatch(Address.parse(upriver_node.address), (0, 1)) as watch:
+        wait_until(lambda: watch.high_seqnos == {0: 3, 1: 0})
+        uuid = bucket.vbucket(0).failover_log.newest.vbucket_uuid
+        read = Offset([VbucketOffset.consistent_at(0, uuid, 3), VbucketOffset(1)])
+        assert watch.held(read) == {0: 3, 1: 0}
+        upriver_node.call(bucket.vbucket(0).set_state, VbucketState.REPLICA)
+        upriver_node.call(bucket.vbucket(0).set_state, VbucketState.ACTIVE)
+        write(upriver_node, 0, b"d")
+        wait_until(lambda: watch.high_seqnos[0] == 4)
+        assert bucket.vbucket(0).failover_log.newest.vbucket_uuid != uuid
+        assert watch.held(read) == {0: 3, 1: 0}  # the new branch has all of it
+        upriver_node.call(upriver_node.bucket.flush)
+        for number in range(4):
+            write(upriver_node, 0, b"%d" % number)
+        wait_until(lambda: watch.held(read) == {0: 0, 1: 0})
+        lag = Lag()
+        lag.seen(watch.held(read), watch.high_seqnos)
+        assert lag.changes == watch.high_seqnos[0] >= 4

@@ -1,5 +1,6 @@
 """The mirror with its defaults, on a real Spark: read by other programs, changed, restarted, refused."""
 
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,6 +8,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tests.support.mirror_comparison import mirror_differences
@@ -59,6 +61,33 @@ def test_table_and_history_are_compacted(upriver_node: EmbeddedNode, tmp_path: P
     for name in ("table", "history"):
         assert len(Table.open(TableStorage.of(tmp_path / name)).snapshot.files) < 8
         assert read(tmp_path / name).num_rows == 10
+
+
+@pytest.mark.parametrize("dialect", ["dcp", "upr", "upr_draft3"])
+def test_the_history_has_every_version_and_the_table_the_last(
+    upriver_node: EmbeddedNode, tmp_path: Path, dialect: str
+) -> None:
+    mirror = Mirror.of({"from": upriver_node.address}, to=tmp_path / "t", history=tmp_path / "h", dialect=dialect)
+    mirror.open(RunDirectory(tmp_path / "run"))
+    with SyncKvClient(upriver_node.address) as kv, Query(**mirror.reader_options()) as query:
+        for batch_number in range(2):
+            for version in range(20):
+                kv.set_many({f"k{n}": b'{"n": %d}' % (100 * batch_number + version) for n in range(3)})
+            kv.set("gone", b"{}")
+            kv.delete("gone")
+            items = [row["ranges"] for row in query.batch()]
+            mirror._run(lambda task, items=items: [task(item) for item in items], batch_number)
+    mirror.close()
+    assert sorted(read(tmp_path / "t").column("n").to_pylist()) == [119, 119, 119]
+    assert mirror_differences(tmp_path / "t", upriver_node.address) == []
+    history = DeltaTable(str(tmp_path / "h")).to_pyarrow_table()
+    versions = 1 if dialect == "upr_draft3" else 20
+    assert Counter(history.column("key").to_pylist()) == {
+        b"k0": 2 * versions, b"k1": 2 * versions, b"k2": 2 * versions, b"gone": 4 if versions > 1 else 2,
+    }  # fmt: skip
+    assert len(set(zip(*(history.column(name).to_pylist() for name in ("vbucket", "seqno")), strict=True))) == len(
+        history
+    )
 
 
 def test_a_table_of_another_checkpoint_is_refused_and_adopted_on_request(

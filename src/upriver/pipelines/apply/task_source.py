@@ -59,7 +59,10 @@ class NodeTaskSource(TaskSource):
 
     def _new_reader(self) -> RangeReader:
         rows = RowMaker(self._columns, keys_only=self._options.keys_only)
-        settings = self._options.consumer_settings(rows.to_decode)
+        options = self._options
+        if options.history and not self._nodes.has_upriver_nodes():  # other servers have only the newest versions
+            options = dataclasses.replace(options, history=False)
+        settings = options.consumer_settings(rows.to_decode)
         # A range that the source answers with a rollback is repaired here, whatever the policy of a query would be.
         rules = self._options.rules._replace(on_rollback="emit")
         return RangeReader(Reading(self._options.cluster, settings, rules, rows, self._options.rows_per_batch))

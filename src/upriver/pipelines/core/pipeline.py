@@ -132,6 +132,10 @@ class Pipeline(Job):
         """The number of changes in the batch of a progress event of Spark."""
         return int(progress.get("numInputRows") or 0)
 
+    def unreported(self) -> list[int]:
+        """The number of changes of each complete batch that no progress event of the ended query reports."""
+        return []
+
     # As a Spark sink
 
     @property

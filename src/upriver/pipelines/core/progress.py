@@ -98,16 +98,21 @@ class Meter:
     def take(self, event: Mapping[str, Any], rows_of: Callable[[Mapping[str, Any]], int]) -> bool:
         """Take one progress event; returns whether it reports a new batch."""
         run, number = str(event.get("runId")), int(event.get("batchId", -1))
-        rows = rows_of(event)
         if run != self._run:
             self._run, self._last = run, -1
-        if number <= self._last or not rows:
+        rows = 0 if number <= self._last else rows_of(event)
+        if not rows:  # an idle query reports the number of its next batch
             return False
         self._last = number
-        self.batches += 1
-        self.rows += rows
-        self._recent.append((self._clock(), rows))
+        self.add(rows)
         return True
+
+    def add(self, rows: int) -> None:
+        """Count a batch with this many changes, unless it has none."""
+        if rows:
+            self.batches += 1
+            self.rows += rows
+            self._recent.append((self._clock(), rows))
 
     @property
     def rows_per_s(self) -> float:

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from upriver.pipelines.core.options import PipelineOptions
 from upriver.pipelines.core.pipeline import Pipeline
 from upriver.pipelines.core.workers import LocalWorkers, SparkWorkers, Workers, in_tasks
 
@@ -33,6 +34,11 @@ RANGES: Final = "ranges"
 
 class RangePipeline(Pipeline):
     """A job on planned ranges."""
+
+    def __init__(self, options: PipelineOptions) -> None:
+        super().__init__(options)
+        #: The number of changes of each committed batch that was not asked for yet.
+        self._changes: dict[int, int] = {}
 
     #: Where repairs, compactions and repeated tasks run: in this process, unless there is a Spark.
     workers: Workers = LocalWorkers()
@@ -53,8 +59,13 @@ class RangePipeline(Pipeline):
         """Commit the results of the tasks; returns the number of changes. ``run`` runs the tasks with another plan."""
 
     def rows_of(self, progress: Mapping[str, Any]) -> int:
-        """The number of changes in a batch; Spark has counted tasks."""
-        return self._changes.get(int(progress.get("batchId", -1)), 0)
+        """The number of changes up to this batch that were not told before; Spark has counted tasks."""
+        number = int(progress.get("batchId", -1))
+        return sum(self._changes.pop(each) for each in sorted(self._changes) if each <= number)
+
+    def unreported(self) -> list[int]:
+        """The number of changes of each batch that was committed, but ended without a progress event."""
+        return [self._changes.pop(each) for each in sorted(self._changes)]
 
     def _apply_frame(self, frame: "DataFrame", batch_number: int) -> None:
         self.workers = SparkWorkers(frame.sparkSession)
@@ -62,10 +73,9 @@ class RangePipeline(Pipeline):
 
     def _run(self, run: RunTasks, batch_number: int) -> None:
         task = self.plan(batch_number)
-        self._changes = {batch_number: 0 if task is None else self.commit(run(task), batch_number, run)}
-
-    #: The number of changes of the last batch.
-    _changes: Mapping[int, int] = {}
+        if task is not None:
+            # Several batches may end between two looks at the progress, so each one's number is kept.
+            self._changes[batch_number] = self.commit(run(task), batch_number, run)
 
     # As a Spark sink
 

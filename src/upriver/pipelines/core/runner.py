@@ -49,7 +49,7 @@ class Plan:
 
     #: Stop at the changes that exist now.
     once: bool = False
-    #: Stop after this many seconds; None for never.
+    #: Stop this many seconds after the first start of a query; None for never.
     seconds: float | None = None
     #: Another Spark than a local one.
     master: str | None = None
@@ -69,8 +69,9 @@ def run(
 ) -> Summary:
     """Run a job until it is done, its time is over, ``stop`` is set, or Ctrl-C; returns the summary.
 
-    ``once`` stops at the changes that exist now, and ``seconds`` after this time; without both it runs on. The default
-    ``checkpoint`` depends on source and target, and is in the user's state directory.
+    ``once`` stops at the changes that exist now, and ``seconds`` after this time, in which the start of Spark does not
+    count; without both it runs on. The default ``checkpoint`` depends on source and target, and is in the user's state
+    directory.
     """
     directory = RunDirectory.default(job) if checkpoint is None else RunDirectory(checkpoint)
     plan = Plan(once=once, seconds=seconds, master=master, patience_s=patience_s)
@@ -126,14 +127,16 @@ class _Runner:
 
     def _watch(self) -> None:
         """Wait until all legs are done, the time is over or the job is stopped."""
-        told = 0.0
+        told, began = 0.0, None
         while not self._stop.wait(_LOOK_S):
             for leg in self._legs:
                 leg.look()
             now = time.monotonic()
             if all(leg.is_done for leg in self._legs):
                 return
-            if self._plan.seconds is not None and now - self._started >= self._plan.seconds:
+            if began is None and any(leg.has_begun for leg in self._legs):
+                began = now
+            if self._plan.seconds is not None and began is not None and now - began >= self._plan.seconds:
                 return
             if now - told >= _TELL_S:
                 told = now
@@ -203,6 +206,8 @@ class _Leg:
         self.meter = Meter()
         self.lag = Lag()
         self.restarts = 0
+        #: Whether it has tried to start its query.
+        self.has_begun = False
         #: The failure that it is waiting out.
         self.trouble: Trouble | None = None
         self.is_done = False
@@ -214,6 +219,7 @@ class _Leg:
         if self._query is None:
             if time.monotonic() >= self._again_at and WARM_UP.may_start(self):
                 self._attempt(self._start)
+                self.has_begun = True
             return
         if self._query.isActive:
             if time.monotonic() - self._measured_at >= _TELL_S:
@@ -221,7 +227,7 @@ class _Leg:
                 if not self._is_remote:
                     self._attempt(self.pipeline.idle)
             return
-        self._measure(self._query)
+        self._measure_last(self._query)
         error = self._query.exception()
         if error is None:
             self.is_done = True
@@ -234,7 +240,7 @@ class _Leg:
         reached = self._reached if self._is_remote else self._directory.reached()
         # A query that starts at latest has no known start until its first batch is complete.
         if self.source.high_seqnos and (reached.vbuckets or self.pipeline.options.start == "earliest"):
-            self.lag.seen({place.vbucket: place.seqno for place in reached}, self.source.high_seqnos)
+            self.lag.seen(self.source.held(reached), self.source.high_seqnos)
 
     def end(self) -> None:
         """Stop the query and wait until nothing runs any more."""
@@ -242,7 +248,7 @@ class _Leg:
             with contextlib.suppress(Exception):  # it may have ended with an error
                 self._query.stop()
             self.pipeline.settle()
-            self._measure(self._query)
+            self._measure_last(self._query)
             self._query = None
         WARM_UP.gave_up(self)
 
@@ -292,6 +298,12 @@ class _Leg:
                 self._succeeded()
         if query.isActive and self.trouble is not None and query.lastProgress is not None:
             self._succeeded()
+
+    def _measure_last(self, query: "StreamingQuery") -> None:
+        """Measure a query that has ended, also batches that it has completed without saying so."""
+        self._measure(query)
+        for rows in self.pipeline.unreported():
+            self.meter.add(rows)
 
     def _succeeded(self) -> None:
         self.trouble = None

@@ -19,6 +19,8 @@ from upriver.tables import TableSchema, TableStorage, storage_options
 
 #: The file beside the checkpoint that names the last committed batch, as the table does.
 _COMMITTED: Final = "committed-batch.json"
+#: The dialects that can ask a node for superseded versions.
+_WITH_HISTORY: Final = ("dcp", "upr")
 
 
 def as_schema(value: Any) -> str:
@@ -41,7 +43,9 @@ class MirrorOptions(PipelineOptions):
     """The options of mirror."""
 
     to: str = option("mirror", as_text, "directory or URL of the table (s3://, gs://, az://)", "PATH")
-    history: str | None = option(None, as_text, "directory or URL of a second table, which gets every change", "PATH")
+    history: str | None = option(
+        None, as_text, "directory or URL of a second table, which gets every retained version", "PATH"
+    )
     schema: str | None = option(
         None, as_schema, "columns of the table; by default the fields that enough documents have", "'NAME TYPE, …'"
     )
@@ -78,6 +82,8 @@ class MirrorOptions(PipelineOptions):
     def reader_options(self) -> dict[str, str]:
         """These options for the source. The identity of the bucket is checked, so a flush is not taken for a loss."""
         said = {**super(MirrorOptions, self).reader_options(), "flushResets": "true"}
+        if self.history is not None and self.dialect in _WITH_HISTORY:
+            said["history"] = "true"
         return said if self.max_bytes is None else {**said, "maxBytesPerTrigger": str(self.max_bytes)}
 
 
