@@ -331,7 +331,7 @@ def test_each_word_of_each_class_of_page(store: Path, clock: Clock, every_word: 
     for (name, _), pages in sorted(classes.items()):
         page = rng.choice(pages)
         words = range(0, META_BYTES if name == "meta" else PAGE, 8)
-        some = [*words[:2], *rng.sample(words, 5)] if name != "meta" else words
+        some = [*words[:2], *rng.sample(words, 3)] if name != "meta" else words
         for word in words if every_word else some:
             for damage in rng.sample(DAMAGES, by_depth(quick=1, deep=2)):
                 old = good[page + word : page + word + 8]
@@ -345,7 +345,7 @@ def test_each_word_of_each_class_of_page(store: Path, clock: Clock, every_word: 
                     assert "\n" not in said
                     refused += 1
                 file.write_bytes(good)
-    assert refused > 50
+    assert refused > 30
     assert unaffected
 
 
