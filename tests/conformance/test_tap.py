@@ -304,6 +304,7 @@ def test_the_printed_request_with_acknowledgements(node: EmbeddedNode, client: T
     store.set(b"k", vbucket=1)
     change = client.until_key(b"k")[-1]
     assert change.flags & ASKS_ACK, "the last message asks, so that its arrival is known"
+    wait_until(lambda: store.statistics(b"tap")["eq_tapq:node1:unacked"] == "0", "the answer arrived")
 
 
 @pytest.mark.shows("tap:ack-meaning")
