@@ -68,12 +68,16 @@ class Faults:
             await asyncio.to_thread(node.start)
 
     async def _move(self) -> None:
-        """Move what one node owns, or some of it, to the other, until it has moved."""
+        await self._carry_out(*await self._chosen_move())
+
+    async def _chosen_move(self) -> tuple[SoakNode, SoakNode, list[int]]:
+        """From where, to where, and which of the vbuckets that the first owns."""
         source, destination = self._chance.sample(list(self._nodes), 2)
         owned = await asyncio.to_thread(active_vbuckets, source)
-        await self._carry_out(source, destination, self._chance.sample(owned, min(len(owned), VBUCKETS // 2)))
+        return source, destination, self._chance.sample(owned, min(len(owned), VBUCKETS // 2))
 
     async def _carry_out(self, source: SoakNode, destination: SoakNode, vbuckets: list[int]) -> None:
+        """Move vbuckets until all have moved."""
         left = set(vbuckets)
         while left:
             mover = Mover(source.as_user("admin"), destination.as_user("admin"), left, patience_s=MOVE_PATIENCE_S)
@@ -85,8 +89,9 @@ class Faults:
                 await mover.close()
 
     async def _kill_in_a_move(self) -> None:
+        move = await self._chosen_move()  # which asks a node that must be there
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._move())
+            group.create_task(self._carry_out(*move))
             await asyncio.sleep(self._chance.uniform(0, 1))
             group.create_task(self._kill())
 
