@@ -67,7 +67,7 @@ def served() -> Iterator[NodeProcess]:
 
 
 def opened(node: NodeProcess, name: bytes) -> StreamClient:
-    return StreamClient(node, name)  # type: ignore[arg-type]
+    return StreamClient(node, name)
 
 
 def test_a_value_filter_over_large_documents(served: NodeProcess) -> None:

@@ -460,7 +460,7 @@ class TableRun:
             return touched_vbuckets(*given)
 
         self.tell("merge in trouble")
-        compactor = Compactor(keeper.table, keeper.lock, keeper.work, record)
+        compactor = Compactor(keeper.table, keeper.lock, record)
         with contextlib.suppress(StorageError):  # which the thread of a merge only logs
             compactor.compact(_Meanwhile(self.foreign_commit), everything=True)
 

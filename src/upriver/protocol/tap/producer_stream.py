@@ -78,8 +78,7 @@ class TapProducerStream:
         #: Where a reconnect resumes after that.
         self._stopped_at: TapPosition | None = None
         #: How many changes were sent, in total and in the backfill.
-        self.changes_sent = 0
-        self.backfilled = 0
+        self.changes_sent = self.backfilled = 0
         #: Sent up to here, acknowledged up to here.
         self.seqno = 0
         self.acked_seqno = 0

@@ -352,7 +352,7 @@ def test_vacuum_between_tasks_and_commit(tmp_path: Path, vectors: bool, spared_s
     for key in "kl":
         run.cluster.put(0, key, b'{"n": 1}')
     run.catch_up()
-    runs = []
+    runs: list[object] = []
 
     def vacuum() -> None:
         if len(runs) == 1:  # not before the tasks, but after them

@@ -162,8 +162,8 @@ class TableKeeper:
             table.commit(Edit("SET BUCKET", properties=self._identity(bucket), data_change=False))
         if lost := table.lost_files():  # by vacuum with a short retention, or with a part of the disk
             table.refresh()  # all is read again, and so is what other programs have changed
-            due = {DUE: json.dumps(sorted(self._vbuckets()))}
-            table.commit(Edit("NOTE LOST FILES", removed=lost, properties=due))
+            everything = {DUE: json.dumps(sorted(self._vbuckets()))}
+            table.commit(Edit("NOTE LOST FILES", removed=lost, properties=everything))
         if table.snapshot.txns.get(application(table), -1) > logged:
             self.starts_over = True
             table.commit(self._new_numbering())
@@ -222,8 +222,8 @@ class TableKeeper:
         """Read all vbuckets again, and record batches under another name."""
         self._commit(self._new_numbering)
         self.application = application(self.table)
-        if self._history is not None:
-            self._history.application = self.application
+        if self.history is not None:
+            self.history.application = self.application
 
     def _task(self) -> TableTask:
         return table_task(self.table, self._connect, self._settings, self._history_storage, self._fields.documents)
