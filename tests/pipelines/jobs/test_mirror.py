@@ -1,6 +1,7 @@
 """The mirror with its defaults, on a real Spark: read by other programs, changed, restarted, refused."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from upriver.client import SyncKvClient
 from upriver.errors import ForeignData, OptionError, StorageError
 from upriver.node import EmbeddedNode
 from upriver.pipelines.core.directory import RunDirectory
+from upriver.pipelines.core.workers import LocalWorkers
 from upriver.pipelines.jobs.mirror import Mirror
 from upriver.spark.range_rows import RANGE_ROWS
 from upriver.tables import Table, TableStorage, read
@@ -76,7 +78,7 @@ def test_the_history_has_every_version_and_the_table_the_last(
             kv.set("gone", b"{}")
             kv.delete("gone")
             items = [row["ranges"] for row in query.batch()]
-            mirror._run(lambda task, items=items: [task(item) for item in items], batch_number)
+            mirror._run(partial(LocalWorkers().map, items=items), batch_number)
     mirror.close()
     assert sorted(read(tmp_path / "t").column("n").to_pylist()) == [119, 119, 119]
     assert mirror_differences(tmp_path / "t", upriver_node.address) == []
