@@ -1,4 +1,4 @@
-"""Work between batches: it delays nobody, and ends when it should."""
+"""Work between batches: it delays no progress, and ends when it should."""
 
 import threading
 import time
