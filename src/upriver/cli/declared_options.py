@@ -15,7 +15,9 @@ def declared_option(field: "dataclasses.Field[Any]", name: str) -> click.Option:
         names = f"--{name}/--no-{name}" if field.default else f"--{name}"
         return click.Option([names, field.name], is_flag=True, default=None, help=help_text)
     default = shown_default(field)
-    metavar = field.metadata["values"].replace(" or a URL", "").replace(", ", "|") or "TEXT"
+    values = field.metadata["values"]
+    is_quoted = values.startswith("'")  # one text, whose commas separate no choices
+    metavar = values if is_quoted else values.replace(" or a URL", "").replace(", ", "|") or "TEXT"
     return click.Option(
         [f"--{name}", field.name],
         type=str,

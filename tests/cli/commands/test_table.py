@@ -225,14 +225,14 @@ def test_a_directory_without_a_table_is_one_line(run: Run, tmp_path: Path, words
     one_line(run("table", *words, str(tmp_path / "nowhere")), 1, "nowhere: there is no table")
     one_line(run("table", *words, str(tmp_path)), 1, "there is no table")
     (tmp_path / "notes.txt").write_text("mine")
-    one_line(run("table", *words, str(tmp_path)), 1, "not a Delta table, and not empty")
+    one_line(run("table", *words, str(tmp_path)), 1, "not a table of Upriver; name one that")
     assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("words", EVERY)
 def test_a_table_of_another_program_is_one_line(run: Run, tmp_path: Path, table: Path, words: tuple[str, ...]) -> None:
     write_deltalake(tmp_path / "other", read(table).select(["_key"]))
-    one_line(run("table", *words, str(tmp_path / "other")), 1, "not an Upriver mirror")
+    one_line(run("table", *words, str(tmp_path / "other")), 1, "not a table of Upriver; name one that")
     write_deltalake(tmp_path / "old", read(table).select(["_key"]).append_column("upriver_part", [["0"] * 20]),
                     partition_by=["upriver_part"])  # fmt: skip
     one_line(run("table", *words, str(tmp_path / "old")), 1, "build it again with: upriver run mirror --adopt --to")

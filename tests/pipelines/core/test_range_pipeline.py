@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -55,14 +56,14 @@ def test_changes_are_counted_by_the_commit_and_not_by_spark() -> None:
     assert pipeline.rows_of({"batchId": 4, "numInputRows": 2}) == 0
 
 
-def _tasks(count: int) -> RunTasks:
-    return lambda task: [task(b"ab")] * count
-
-
 def test_no_batch_is_forgotten_that_ends_between_two_looks_at_the_progress() -> None:
     pipeline, meter = Remembering.of(), Meter()
+
+    def results(count: int, task: RangeTask) -> list[bytes]:
+        return [task(b"ab")] * count
+
     for number, tasks in enumerate((2, 3, 0, 4)):
-        pipeline._run(_tasks(tasks), number)
+        pipeline._run(partial(results, tasks), number)
     pipeline._run(lambda task: [task(b"ab")], 3)  # a repetition, which the target has already
     for _ in range(2):
         for number in range(3):

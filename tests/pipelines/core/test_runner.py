@@ -236,3 +236,34 @@ def test_the_start_of_spark_is_not_part_of_the_time_to_run(upriver_node: Embedde
     job = WithoutSpark.of({"from": upriver_node.address})
     run(job, checkpoint=tmp_path, seconds=0.5)
     assert job.ended - job.began >= 0.5
+
+
+class Repairing(WithoutSpark):
+    """Repairs until the test has seen enough."""
+
+    name = "repairing"
+
+    def __init__(self, options: PipelineOptions) -> None:
+        super().__init__(options)
+        self.repairing = threading.Event()
+        self.enough = threading.Event()
+
+    def idle(self) -> None:
+        self.repairing.set()
+        assert self.enough.wait(60)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_progress_is_told_while_a_repair_runs(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    job, seen = Repairing.of({"from": upriver_node.address}), list[float]()
+
+    def told(progress: RunProgress) -> None:
+        if job.repairing.is_set() and not job.enough.is_set():
+            seen.append(progress.seconds)
+            if len(seen) == 2:
+                job.enough.set()
+                stop.set()
+
+    stop = threading.Event()
+    run(job, checkpoint=tmp_path, on_progress=told, stop=stop)
+    assert len(seen) == 2

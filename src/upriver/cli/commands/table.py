@@ -17,7 +17,7 @@ from upriver.cli.output import progress, show_json, shown
 from upriver.cli.parameters import TIME, address_argument, json_option, vbuckets_option
 from upriver.cli.run_async import one_line_errors
 from upriver.client import Address
-from upriver.errors import StorageError
+from upriver.errors import ForeignData, OldLayout, StorageError
 from upriver.model import Difference
 
 if TYPE_CHECKING:
@@ -245,7 +245,13 @@ def _opened(path: str, storage: dict[str, str] | None, *, latest_state: bool = F
     from upriver.pipelines.targets.tables import describe_table
     from upriver.tables import Table, TableStorage
 
-    found = Table.open(TableStorage.of(path, storage))
+    place = TableStorage.of(path, storage)
+    try:
+        found = Table.open(place)
+    except OldLayout:
+        raise
+    except ForeignData:  # whose advice is for a new mirror
+        raise StorageError(place.url, "not a table of Upriver; name one that `upriver run mirror` keeps") from None
     if latest_state and describe_table(found).kind != "latest state":
         raise StorageError(found.storage.url, "the table is a history; name the table of the latest state")
     return found

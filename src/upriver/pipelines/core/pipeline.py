@@ -152,7 +152,7 @@ class Pipeline(Job):
         """Apply a batch whose tasks have sent these messages."""
 
     def idle(self) -> None:
-        """Called about every second between batches, for work that does not depend on new changes."""
+        """Called about every second, in a thread of its own, for work that does not depend on new changes."""
 
     def settle(self) -> None:
         """Wait until no batch is running."""

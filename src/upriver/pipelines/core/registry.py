@@ -12,7 +12,7 @@ PIPELINES: Final[dict[str, tuple[str, str]]] = {
     "invalidate": ("upriver.pipelines.jobs.invalidate:Invalidate", "Invalidate caches: memcached and Redis."),
     "mirror": (
         "upriver.pipelines.jobs.mirror:Mirror",
-        "Keep the latest state as a Delta or Parquet table, and the history if wanted.",
+        "Keep the latest state as a Delta table, and the history if wanted.",
     ),
     "observe": (
         "upriver.pipelines.jobs.observe:Observe",

@@ -21,6 +21,7 @@ from upriver.client.transport import Backoff
 from upriver.errors import PipelineFailed
 from upriver.pipelines.core.directory import RunDirectory, state_directory
 from upriver.pipelines.core.failures import Trouble, trouble
+from upriver.pipelines.core.idle_work import IdleWork
 from upriver.pipelines.core.pipeline import Job, Pipeline, Task
 from upriver.pipelines.core.progress import Lag, Meter, RunProgress, Summary
 from upriver.pipelines.core.session import is_remote, spark_session, task_cores
@@ -205,6 +206,7 @@ class _Leg:
         self.source = SourceWatch(pipeline.options.source, pipeline.options.vbuckets)
         self.meter = Meter()
         self.lag = Lag()
+        self._idle_work = IdleWork(spark)
         self.restarts = 0
         #: Whether it has tried to start its query.
         self.has_begun = False
@@ -216,6 +218,8 @@ class _Leg:
         """Check the query, and restart or end it."""
         if self.is_done:
             return
+        if self._idle_work.is_running and (self._query is None or not self._query.isActive):
+            return  # what it has begun is completed first
         if self._query is None:
             if time.monotonic() >= self._again_at and WARM_UP.may_start(self):
                 self._attempt(self._start)
@@ -225,15 +229,17 @@ class _Leg:
             if time.monotonic() - self._measured_at >= _TELL_S:
                 self._measure(self._query)
                 if not self._is_remote:
-                    self._attempt(self.pipeline.idle)
+                    self._attempt(lambda: self._idle_work.start(self.pipeline.idle))
             return
         self._measure_last(self._query)
         error = self._query.exception()
-        if error is None:
+        if error is not None:
+            self._failed(self.pipeline.failure or str(error), applying=self.pipeline.failure is not None)
+        elif (idle_error := self._idle_work.last_error()) is not None:
+            self._failed(idle_error, applying=False)
+        else:
             self.is_done = True
             WARM_UP.is_ready(self)
-        else:
-            self._failed(self.pipeline.failure or str(error), applying=self.pipeline.failure is not None)
 
     def weigh(self) -> None:
         """Update the lag."""
@@ -247,9 +253,11 @@ class _Leg:
         if self._query is not None:
             with contextlib.suppress(Exception):  # it may have ended with an error
                 self._query.stop()
+            self._idle_work.cancel()  # before the wait for what it holds
             self.pipeline.settle()
             self._measure_last(self._query)
             self._query = None
+        self._idle_work.cancel()
         WARM_UP.gave_up(self)
 
     def _start(self) -> None:
