@@ -9,7 +9,18 @@ from pyroaring import BitMap
 
 from upriver.pipelines.core.workers import Done, Workers, ignored
 from upriver.pipelines.targets.tables.table_task import cache_directory
-from upriver.tables import Add, Merged, NewFile, Table, TableSchema, TableStorage, merge, read_vector, rewrite
+from upriver.tables import (
+    Add,
+    Merged,
+    NewFile,
+    Table,
+    TableSchema,
+    TableStorage,
+    files_expected,
+    merge,
+    read_vector,
+    rewrite,
+)
 
 
 @dataclass(frozen=True)
@@ -24,14 +35,16 @@ class FileWork:
         """Merge files into one."""
         files: Sequence[Add] = pickle.loads(item)
         path = _new_path()
-        return merge(self.storage, files, self.schema, self.seed, path=path, cache=cache_directory()).to_bytes()
+        with files_expected(self.storage):
+            return merge(self.storage, files, self.schema, self.seed, path=path, cache=cache_directory()).to_bytes()
 
     def rewrite(self, item: bytes) -> bytes:
         """Write a file again without some rows."""
         path, dead = pickle.loads(item)
         positions = BitMap.deserialize(dead)
-        new = rewrite(self.storage, path, positions, self.schema, self.seed, path=_new_path(), cache=cache_directory())
-        return pickle.dumps(new)
+        to, cache = _new_path(), cache_directory()
+        with files_expected(self.storage):
+            return pickle.dumps(rewrite(self.storage, path, positions, self.schema, self.seed, path=to, cache=cache))
 
 
 def merged_groups(
