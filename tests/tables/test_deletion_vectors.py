@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from upriver.errors import CorruptData
+from upriver.errors import CorruptData, FilesLost
 from upriver.tables.actions import DeletionVector
 from upriver.tables.deletion_vectors import (
     HIDDEN,
@@ -97,7 +97,7 @@ def test_a_damaged_vector_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="damaged"):
         read_vector(storage, vector)
     storage.delete([path])
-    with pytest.raises(CorruptData, match="missing"):
+    with pytest.raises(FilesLost, match="missing"):
         read_vector(storage, vector)
 
 

@@ -527,6 +527,18 @@ def test_another_table_in_the_same_place(table: Table, tmp_path: Path) -> None:
         table.refresh()
 
 
+def test_another_table_with_commits_of_the_same_size(table: Table, tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    content = table.storage.read(commit_path(1))
+    assert content.count(b'"txnId":"') == 1
+    start = content.index(b'"txnId":"') + 9
+    table.storage.delete([commit_path(1)])
+    table.storage.write(commit_path(1), content[:start] + b"0" * 36 + content[start + 36 :])
+    assert root.exists()
+    with pytest.raises(StorageError, match="no longer has version 1"):
+        table.refresh()
+
+
 def test_another_writer_that_is_faster(tmp_path: Path) -> None:
     storage = FailingStorage.of(tmp_path)
     table = new_table(storage)

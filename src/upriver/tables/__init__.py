@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from upriver.tables.row_comparison import RowComparison, rows_of_vbuckets
     from upriver.tables.schema import OWN, SHARE, Column, TableSchema
     from upriver.tables.storage import StoredFile, TableStorage, storage_options
-    from upriver.tables.table import ChangedRows, Edit, Table, require_files
+    from upriver.tables.table import ChangedRows, Edit, Table, files_expected, require_files
     from upriver.tables.vacuum import Vacuumed, vacuum_table
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "choose",
     "conform",
     "documents_of",
+    "files_expected",
     "locate",
     "matches",
     "merge",
@@ -88,6 +89,6 @@ __getattr__ = late_imports(
     row_comparison="RowComparison rows_of_vbuckets",
     schema="OWN SHARE Column TableSchema",
     storage="StoredFile TableStorage storage_options",
-    table="ChangedRows Edit Table require_files",
+    table="ChangedRows Edit Table files_expected require_files",
     vacuum="Vacuumed vacuum_table",
 )

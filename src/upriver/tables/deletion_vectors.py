@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyroaring import BitMap
 
-from upriver.errors import CorruptData
+from upriver.errors import CorruptData, FilesLost
 from upriver.tables.actions import DeletionVector
 from upriver.tables.storage import TableStorage
 
@@ -79,7 +79,7 @@ def read_vector(storage: TableStorage, vector: DeletionVector | None) -> BitMap:
     try:
         content = storage.read(path, vector.offset or 0, vector.size_bytes + 8)
     except FileNotFoundError:
-        raise CorruptData(f"{storage.url}/{path}", "the deletion vector is missing") from None
+        raise FilesLost(f"{storage.url}/{path}", "the deletion vector is missing") from None
     data = content[4:-4]
     if len(content) != vector.size_bytes + 8 or struct.pack(">I", zlib.crc32(data)) != content[-4:]:
         raise CorruptData(f"{storage.url}/{path}", f"the deletion vector at {vector.offset} is damaged")

@@ -10,6 +10,7 @@ or has become another one, cannot be continued: the log was cleaned up during a 
 """
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -43,8 +44,8 @@ class Commit:
 
     version: int
     actions: tuple[Action, ...]
-    #: The size of its file.
-    size: int = 0
+    #: Identifies the content of its file.
+    digest: bytes = b""
 
     @cached_property
     def info(self) -> CommitInfo:
@@ -96,8 +97,8 @@ class TableSnapshot:
     metadata: Metadata
     files: Mapping[str, Add]
     txns: Mapping[str, int]
-    #: The size of the version's commit file; None if it was read from a checkpoint.
-    commit_size: int | None = None
+    #: Identifies the version's commit; empty if it was read from a checkpoint.
+    commit_digest: bytes = b""
     #: The version of the last checkpoint that is known.
     checkpoint: int = -1
 
@@ -105,7 +106,7 @@ class TableSnapshot:
         """The snapshot of the next version."""
         state = _State(self.protocol, self.metadata, dict(self.files), dict(self.txns))
         state.apply(commit.actions)
-        return state.snapshot(commit.version, commit.size, self.checkpoint)
+        return state.snapshot(commit.version, commit.digest, self.checkpoint)
 
 
 @dataclass
@@ -138,26 +139,31 @@ class _State:
         for action in added:
             self.files[action.path] = action
 
-    def snapshot(self, version: int, size: int | None, checkpoint: int) -> TableSnapshot:
+    def snapshot(self, version: int, digest: bytes, checkpoint: int) -> TableSnapshot:
         if self.protocol is None or self.metadata is None:
             raise CorruptData(commit_path(version), "the log has no protocol or no metadata")
-        return TableSnapshot(version, self.protocol, self.metadata, self.files, self.txns, size, checkpoint)
+        return TableSnapshot(version, self.protocol, self.metadata, self.files, self.txns, digest, checkpoint)
+
+
+def digest_of(content: bytes) -> bytes:
+    """Identifies the content of a commit. Its size does not: the same table, made twice, has commits of equal sizes."""
+    return hashlib.sha256(content).digest()[:16]
 
 
 def read_commit(storage: TableStorage, version: int) -> Commit:
     """A commit; ``FileNotFoundError`` if the version does not exist."""
     content = storage.read(commit_path(version))
     try:
-        return Commit(version, tuple(decode(content)), len(content))
+        return Commit(version, tuple(decode(content)), digest_of(content))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptData(f"{storage.url}/{commit_path(version)}", f"not a commit of a Delta table: {error}") from error
 
 
 def newer(storage: TableStorage, snapshot: TableSnapshot) -> list[Commit]:
     """The commits after a snapshot, which continues the log that it was read from."""
-    if snapshot.commit_size is not None:
+    if snapshot.commit_digest:
         try:
-            same = storage.stat(commit_path(snapshot.version)).size == snapshot.commit_size
+            same = read_commit(storage, snapshot.version).digest == snapshot.commit_digest
         except FileNotFoundError:
             same = False
         if not same:
@@ -258,13 +264,13 @@ def _refuse_new_checkpoints(storage: TableStorage, listing: Iterable[str]) -> No
 def _replayed(storage: TableStorage, start: int, checkpoint: list[str]) -> TableSnapshot:
     state = _State()
     state.apply(_checkpoint_actions(storage, checkpoint))
-    version, size = start, None
+    version, digest = start, b""
     for commit in _following(storage, start):
         state.apply(commit.actions)
-        version, size = commit.version, commit.size
+        version, digest = commit.version, commit.digest
     if version < 0:
         raise _missing(storage, 0)
-    return state.snapshot(version, size, start)
+    return state.snapshot(version, digest, start)
 
 
 def _checkpoint_actions(

@@ -38,7 +38,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -51,7 +51,7 @@ from upriver.files import UNFINISHED, sync
 from upriver.tables.actions import Action, Add, CommitInfo, Metadata, Remove, Txn, encode
 from upriver.tables.deletion_vectors import read_vector, vector_path, write_vectors
 from upriver.tables.features import USE_VECTORS, VECTORS, protocol_for, require_supported, with_vectors, without_vectors
-from upriver.tables.log import ENGINE, LOG, Commit, TableSnapshot, commit_path, load, newer, read_commit
+from upriver.tables.log import ENGINE, LOG, Commit, TableSnapshot, commit_path, digest_of, load, newer, read_commit
 from upriver.tables.storage import TableStorage
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ class Table:
         version = self.snapshot.version + 1
         if not _put(self.storage, version, content, info.id):
             return False
-        self.snapshot = self.snapshot.after(Commit(version, tuple(actions), len(content)))
+        self.snapshot = self.snapshot.after(Commit(version, tuple(actions), digest_of(content)))
         return True
 
     def _metadata(self, edit: Edit) -> Metadata:
@@ -409,6 +409,15 @@ class Table:
         self.snapshot = replace(self.snapshot, checkpoint=self.snapshot.version)
         now = time.monotonic()
         self._checkpoint_due_s = now + (now - started) / CHECKPOINT_SHARE
+
+
+@contextlib.contextmanager
+def files_expected(storage: TableStorage) -> Iterator[None]:
+    """For work on the files of a table, which another program may remove and vacuum meanwhile."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FilesLost(storage.url, f"a file of the table was deleted during the work: {error}") from error
 
 
 def require_files(storage: TableStorage, paths: Sequence[str]) -> None:

@@ -249,13 +249,49 @@ def test_decimals_that_overflow_are_kept(parser: ModuleType) -> None:
         parser, "float", "1e308", "1e309", "-1e309", "1e99999999999999999999", "1e-99999999999999999999"
     )
     assert cells == [1e308, None, None, None, 0.0]
-    assert kept == [False, True, True, True, False]
+    assert kept == [False, True, True, True, True]
 
 
 def test_very_long_decimals_are_kept(parser: ModuleType) -> None:
     cells, kept, _ = column(parser, "float", "0." + "1" * 798, "0." + "1" * 799, "1" * 100_000 + ".5")
     assert cells == [float("0." + "1" * 798), None, None]
-    assert kept == [False, True, True]
+    assert kept == [True, True, True]
+
+
+EXACT = [
+    "0.1", "0.10", "-0.0", "0e5", "1.50000000000000000000000", "123456789012345.6", "0.30000000000000004",
+    "0.10000000000000001", "1.7976931348623157e308", "5e-324", "2.2250738585072014e-308", "1000000000000000000000000.0",
+    "0.000000000000000000000000000000000000001", "12345678901234500000000.0e-3",
+]  # fmt: skip
+ROUNDED = [
+    "12345678901234567.89", "1e-400", "-1e-400", "0.1234567890123456789012345", "1234567890123456.7",
+    "9007199254740993.0", "0.12345678901234567", "3e-324", "1.0000000000000000000000001", "123e-325",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EXACT)
+def test_a_decimal_that_a_double_represents_is_not_kept(parser: ModuleType, text: str) -> None:
+    assert column(parser, "float", text)[:2] == ([float(text)], [False])
+
+
+@pytest.mark.parametrize("text", ROUNDED)
+def test_a_decimal_with_more_digits_than_a_double_is_rounded_and_kept(parser: ModuleType, text: str) -> None:
+    assert column(parser, "float", text)[:2] == ([float(text)], [True])
+
+
+def test_decimals_that_programs_write_are_not_kept() -> None:
+    draw = random.Random(23)
+    reals = [struct.unpack("<d", struct.pack("<Q", draw.getrandbits(64)))[0] for _ in range(5_000)]
+    texts = [form(real) for real in reals if math.isfinite(real) for form in (repr, "{:.16e}".format, "{:.14e}".format)]
+    texts = [text for text in texts if any(mark in text for mark in ".e")]
+    kept = column(parsing._parser, "float", *texts)[1]
+    assert not [text for text, is_kept in zip(texts, kept, strict=True) if is_kept][:3]
+
+
+def test_compiled_and_plain_agree_about_decimals() -> None:
+    texts = nasty_numbers(300)
+    compiled, plain = (column(each, "float", *texts)[:2] for each in (parsing._parser, plain_parsing))
+    assert compiled == plain
 
 
 def test_a_decimal_in_an_integer_column_is_reported(parser: ModuleType) -> None:

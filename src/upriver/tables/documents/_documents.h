@@ -224,7 +224,7 @@ static inline int put_number(struct Reading *reading, struct Column *column, con
         if (exact || number->kind == NUMBER_FLOAT) {
             memcpy(column->values + row * 8, &real, 8);
             mark_filled(column, row);
-            return 1;
+            return exact || !number->is_rounded;
         }
     }
     return 0;
@@ -251,7 +251,7 @@ static inline enum Outcome read_value(struct Reading *reading, struct Column *co
         stop++;
         break;
     case '-': case '0': case '1': case '2': case '3': case '4': case '5': case '6': case '7': case '8': case '9': {
-        struct Number number = {NUMBER_BEYOND, 0, 0};
+        struct Number number = {NUMBER_BEYOND, 0, 0, 0};
         stop = scan_number(p, end, &number);
         if (!stop) return OUTCOME_INVALID;
         if (number.kind != NUMBER_BEYOND) *kind = number.kind == NUMBER_INT ? KIND_INT : KIND_FLOAT;

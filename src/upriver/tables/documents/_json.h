@@ -10,6 +10,7 @@
 #include <locale.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__SSE2__)
@@ -190,6 +191,7 @@ struct Number {
     enum NumberKind kind;
     int64_t whole;
     double real;
+    int is_rounded; /* the text says more than the double */
 };
 
 /* 5^q as 128 bits, high word first, for the algorithm of Eisel and Lemire; the module fills it in. */
@@ -261,6 +263,31 @@ static double convert_decimal(uint64_t digits, int count, int64_t power, const u
 
 static inline int is_digit(uint8_t c) { return (uint8_t)(c - '0') < 10; }
 
+enum { DIGITS_SURE = 15, DIGITS_MAX = 17 };
+
+/* Whether a double, written with as many digits as the text has, gives the text's digits again. It always does for up to
+ * 15 digits and a normal number, and never for more than 17. */
+static int is_faithful(double real, int64_t count, const uint8_t *start, const uint8_t *stop) {
+    if (count <= DIGITS_SURE && (count == 0 || fabs(real) >= DBL_MIN)) return 1;
+    char wanted[DIGITS_MAX + 1], found[DIGITS_MAX + 1], text[64];
+    int used = 0, zeros = 0, same = 0;
+    for (const uint8_t *p = start; p < stop && *p != 'e' && *p != 'E'; p++) {
+        if (!is_digit(*p) || (*p == '0' && used + zeros == 0)) continue;
+        if (*p == '0') {
+            zeros++; /* perhaps at the end, where they do not count */
+            continue;
+        }
+        if (used + zeros >= DIGITS_MAX) return 0;
+        for (; zeros; zeros--) wanted[used++] = '0';
+        wanted[used++] = (char)*p;
+    }
+    if (used == 0) return 1;
+    snprintf(text, sizeof text, "%.*e", used - 1, fabs(real));
+    for (const char *p = text; *p && *p != 'e' && same < used; p++)
+        if (is_digit((uint8_t)*p)) found[same++] = *p;
+    return same == used && memcmp(found, wanted, (size_t)used) == 0;
+}
+
 /* The part of a number after its integer digits, which starts with '.', 'e' or 'E'. */
 static const uint8_t *scan_decimal(const uint8_t *start, const uint8_t *p, const uint8_t *end, uint64_t digits,
                                    int64_t count, struct Number *number) {
@@ -288,6 +315,7 @@ static const uint8_t *scan_decimal(const uint8_t *start, const uint8_t *p, const
     if (p - start > JSON_NUMBER_BYTES_MAX) return p;
     number->real = convert_decimal(digits, count > 100 ? 100 : (int)count, power, start, p);
     if (isfinite(number->real)) number->kind = NUMBER_FLOAT;
+    number->is_rounded = !is_faithful(number->real, count, start, p);
     return p;
 }
 

@@ -15,6 +15,8 @@ from upriver.tables.schema import NAME_BYTES_MAX, TYPES, Column, Kind
 DEPTH_MAX: Final = 1000
 #: A longer number is not converted.
 NUMBER_BYTES_MAX: Final = 800
+#: Decimals with more digits are always more exact than a double.
+DIGITS_MAX: Final = 17
 #: When there are ``NAMES_MAX`` unknown names, this many stay.
 NAMES_KEPT: Final = 2048
 
@@ -36,6 +38,8 @@ class _Value(NamedTuple):
 
     kind: Kind | None
     value: Any = None
+    #: Whether the text says more than the value.
+    is_rounded: bool = False
 
 
 class _Names:
@@ -99,7 +103,7 @@ def _place(
             cells[name][row] = cell  # a second field of this name: neither is shown
         if kind == "int" and found.kind == "float" and name not in seen:
             decimals.add(name)
-        complete = complete and cell is not None
+        complete = complete and cell is not None and not found.is_rounded
         seen.add(name)
     return complete
 
@@ -160,10 +164,18 @@ def _number(text: str, *, decimal: bool) -> _Value:
     if decimal:
         if len(text) > NUMBER_BYTES_MAX or math.isinf(real := float(text)):
             return _Value(None)
-        return _Value("float", real)
+        return _Value("float", real, is_rounded=not _is_faithful(real, text))
     if len(text) > 20 or not -(2**63) <= (whole := int(text)) < 2**63:
         return _Value(None)
     return _Value("int", whole)
+
+
+def _is_faithful(real: float, text: str) -> bool:
+    """Whether a double, written with as many digits as the text has, gives the text's digits again."""
+    digits = re.split("[eE]", text)[0].lstrip("-").replace(".", "").strip("0")
+    if len(digits) > DIGITS_MAX:
+        return False
+    return not digits or f"{abs(real):.{len(digits) - 1}e}".split("e")[0].replace(".", "") == digits
 
 
 def _nested(text: str, place: int) -> tuple[_Value, int]:

@@ -167,6 +167,27 @@ def test_files_that_no_version_needs_are_removed_now_and_then(run: TableRun, mon
     run.check()
 
 
+def test_batches_do_not_wait_for_vacuum(run: TableRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VACUUM_S", 0.0)
+    compactor = compactor_of(run)
+    vacuum, free = module.vacuum_table, list[bool]()
+
+    def observed(table: Table) -> Any:
+        def look() -> None:  # in another thread: the lock is for all uses in one
+            if run.keeper.lock.acquire(blocking=False):
+                run.keeper.lock.release()
+                free.append(table is not run.keeper.table)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return vacuum(table)
+
+    monkeypatch.setattr(module, "vacuum_table", observed)
+    compactor.start(LocalWorkers())
+    assert free == [True]
+
+
 def test_a_table_without_its_mirror_is_compacted_too(run: TableRun) -> None:
     assert compact_table(Table.open(run.table), LocalWorkers()) == 3
     run.cluster.put(0, "k", b'{"n": 7}')

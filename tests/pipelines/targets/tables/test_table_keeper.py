@@ -1,5 +1,6 @@
 """A table stays equal to the documents of a cluster, whatever happens to nodes, drivers, tasks and the table."""
 
+import contextlib
 import json
 import shutil
 import time
@@ -17,7 +18,15 @@ from tests.support.crashing_storage import StorageCrash
 from tests.support.depth import examples
 from tests.support.sample_tables import READERS
 from tests.support.table_model import RULES, TableRun, held
-from upriver.errors import CheckpointError, ForeignData, OptionError, OtherBucket, StorageError, TableConflict
+from upriver.errors import (
+    CheckpointError,
+    FilesLost,
+    ForeignData,
+    OptionError,
+    OtherBucket,
+    StorageError,
+    TableConflict,
+)
 from upriver.pipelines.core.workers import LocalWorkers
 from upriver.pipelines.targets.tables import compactor, table_keeper
 from upriver.pipelines.targets.tables.description import describe_table
@@ -389,6 +398,31 @@ def test_a_table_whose_files_are_lost_is_read_again(quiet: TableRun, what: str) 
     assert operations(quiet).count("NOTE LOST FILES") == 1
     quiet.start()
     assert operations(quiet).count("NOTE LOST FILES") == 1
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_a_file_that_another_program_removes_and_deletes_during_the_tasks(tmp_path: Path, vectors: bool) -> None:
+    run = TableRun(tmp_path, is_quiet=True, vectors=vectors)
+    for key in "kl":
+        run.cluster.put(0, key, b'{"n": 1}')
+        run.catch_up()
+    run.cluster.put(0, "k", b'{"n": 9}')
+    calls = []
+
+    def meanwhile() -> None:
+        if not calls:
+            DeltaTable(run.table.url).optimize.compact()
+            run._foreign_sidecars(None)
+            vacuum_table(Table.open(run.table), retention_s=0, now_s=time.time() + 1)
+        calls.append(True)
+
+    run.meanwhile = meanwhile  # type: ignore[method-assign]
+    with contextlib.suppress(FilesLost):  # which the runner takes for a temporary failure
+        run.catch_up()
+    if run.number == 2:
+        run.start()
+        run.catch_up()
+    run.check()
 
 
 def test_restore_also_restores_what_was_due(quiet: TableRun) -> None:

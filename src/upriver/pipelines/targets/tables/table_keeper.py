@@ -289,7 +289,7 @@ class TableKeeper:
             return self._vbuckets()  # properties were restored too, and what they said about repairs is lost
         try:
             changed = [rows for commit in foreign for rows in self.table.changed_rows(commit)]
-        except CorruptData:  # a vector that the table no longer needs is gone
+        except (CorruptData, FilesLost):  # a vector that the table no longer needs is gone
             return self._vbuckets()
         found = touched_vbuckets(self.table.storage, changed)
         return self._vbuckets() if found is None else found
@@ -347,7 +347,10 @@ class TableKeeper:
             try:
                 return self._commit_results(results, batch_number, run, workers)
             except FilesLost:
-                results = run(self._task())
+                with self.lock:
+                    self._refresh()
+                    task = self._task()
+                results = run(task)
         return self._commit_results(results, batch_number, run, workers)
 
     def _commit_results(self, results: Sequence[bytes], batch_number: int, run: RunTasks, workers: Workers) -> int:

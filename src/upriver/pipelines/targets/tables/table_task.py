@@ -36,6 +36,7 @@ from upriver.tables import (
     TableSchema,
     TableStorage,
     UnwritableRows,
+    files_expected,
     locate,
     parse,
 )
@@ -194,7 +195,8 @@ class TableTask:
         return result.to_bytes()
 
     def _dead(self, keys: str) -> dict[str, bytes]:
-        return locate(self.storage, self.files, keys, (), cache_directory())
+        with files_expected(self.storage):
+            return locate(self.storage, self.files, keys, (), cache_directory())
 
 
 class _TableSink:

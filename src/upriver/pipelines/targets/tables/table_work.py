@@ -17,6 +17,7 @@ from upriver.tables import (
     Table,
     TableSchema,
     TableStorage,
+    files_expected,
     merge,
     merge_plain,
     read_vector,
@@ -36,14 +37,16 @@ class FileWork:
         """Merge files into one."""
         files: Sequence[Add] = pickle.loads(item)
         path = _new_path()
-        return merge(self.storage, files, self.schema, self.seed, path=path, cache=cache_directory()).to_bytes()
+        with files_expected(self.storage):
+            return merge(self.storage, files, self.schema, self.seed, path=path, cache=cache_directory()).to_bytes()
 
     def rewrite(self, item: bytes) -> bytes:
         """Write a file again without some rows."""
         path, dead = pickle.loads(item)
         positions = BitMap.deserialize(dead)
-        new = rewrite(self.storage, path, positions, self.schema, self.seed, path=_new_path(), cache=cache_directory())
-        return pickle.dumps(new)
+        to, cache = _new_path(), cache_directory()
+        with files_expected(self.storage):
+            return pickle.dumps(rewrite(self.storage, path, positions, self.schema, self.seed, path=to, cache=cache))
 
 
 @dataclass(frozen=True)
