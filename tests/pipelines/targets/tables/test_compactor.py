@@ -16,7 +16,7 @@ from upriver.pipelines.core.workers import LocalWorkers, Work, Workers
 from upriver.pipelines.targets.tables import compactor as module
 from upriver.pipelines.targets.tables.compactor import Compactor, compact_table
 from upriver.pipelines.targets.tables.table_keeper import SEED as SEED_PROPERTY
-from upriver.tables import Edit, Table, read
+from upriver.tables import Edit, Table, read, vacuum_table
 from upriver.tables.log import load
 
 
@@ -170,7 +170,7 @@ def test_files_that_no_version_needs_are_removed_now_and_then(run: TableRun, mon
 def test_batches_do_not_wait_for_vacuum(run: TableRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "VACUUM_S", 0.0)
     compactor = compactor_of(run)
-    vacuum, free = module.vacuum_table, list[bool]()
+    vacuum, free = vacuum_table, list[bool]()
 
     def observed(table: Table) -> Any:
         def look() -> None:  # in another thread: the lock is for all uses in one

@@ -407,7 +407,7 @@ def test_a_file_that_another_program_removes_and_deletes_during_the_tasks(tmp_pa
         run.cluster.put(0, key, b'{"n": 1}')
         run.catch_up()
     run.cluster.put(0, "k", b'{"n": 9}')
-    calls = []
+    calls: list[object] = []
 
     def meanwhile() -> None:
         if not calls:
