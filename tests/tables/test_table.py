@@ -511,6 +511,13 @@ def test_a_file_that_is_gone_before_it_is_added(table: Table) -> None:
     assert table.lost_files() == []
 
 
+def test_a_vector_that_another_program_adds_while_vectors_are_switched_off(table: Table) -> None:
+    other = Table.open(table.storage)
+    other.commit(Edit("DELETE", dead={"a.parquet": BitMap([1])}))
+    with pytest.raises(TableConflict, match="has a vector now"):
+        table.commit(Edit("DISABLE VECTORS", vectors=False, data_change=False))
+
+
 def test_an_edit_of_an_older_version(table: Table) -> None:
     edit = replace(update(table, {3: 103}), base=table.snapshot.version)
     table.commit(Edit("OPTIMIZE", data_change=False))

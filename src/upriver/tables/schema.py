@@ -51,6 +51,10 @@ TYPES: Final[Mapping[Kind, pa.DataType]] = {
 SHARE: Final = 0.01
 #: Maximum number of columns that documents fill; other fields are only in ``_raw``.
 COLUMNS_MAX: Final = 500
+#: Fields that fewer documents than this have become columns only up to this number of columns. Otherwise the first
+#: document of a table, if it has many fields, would take all columns for ever.
+FEW_DOCUMENTS: Final = 10
+FEW_COLUMNS_MAX: Final = 100
 NAME_BYTES_MAX: Final = 255
 
 _OWN_TYPES: Final = {pa.string(): "string", pa.binary(): "binary", pa.int32(): "integer", pa.int64(): "long"}
@@ -185,8 +189,8 @@ class TableSchema:
     def grown(self, report: "FieldReport", share: float = SHARE, *, at_least: int = 1) -> "TableSchema":
         """Also with the fields that at least this share, and this number, of the reported documents have.
 
-        If there are too many, the most frequent become columns. New columns are in the order of the report, which is
-        that of the documents.
+        If there are too many, the most frequent become columns; rare fields leave room for others. New columns are in
+        the order of the report, which is that of the documents.
         """
         needed = max(share * report.documents, at_least)
         names, candidates = self._names, []
@@ -194,8 +198,14 @@ class TableSchema:
             if sum(counts.values()) >= needed and _refusal(name, names) is None:
                 candidates.append(name)
                 names.add(name.casefold())  # the first of two names that differ in case becomes a column
-        room = COLUMNS_MAX - len(self.columns)
-        frequent = set(sorted(candidates, key=lambda name: -sum(report.unknown[name].values()))[: max(room, 0)])
+        counts_of = {name: sum(report.unknown[name].values()) for name in candidates}
+        frequent = set[str]()
+        for name in sorted(candidates, key=lambda name: -counts_of[name]):
+            if len(self.columns) + len(frequent) >= (
+                COLUMNS_MAX if counts_of[name] >= FEW_DOCUMENTS else FEW_COLUMNS_MAX
+            ):
+                break
+            frequent.add(name)
         added = [Column(name, _majority(report.unknown[name])) for name in candidates if name in frequent]
         return self._of([*self._fields, *map(_Field.of, added)]) if added else self
 

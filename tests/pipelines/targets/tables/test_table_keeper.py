@@ -735,6 +735,18 @@ def test_a_column_that_a_sample_justifies_but_not_all_documents_together(
     run.check()
 
 
+def test_a_first_document_with_many_fields_leaves_room_for_others(tmp_path: Path) -> None:
+    run = TableRun(tmp_path, is_quiet=True, share=0.01)
+    run.cluster.put(0, "wide", json.dumps({f"f{number}": number for number in range(600)}).encode())
+    run.catch_up()
+    for number in range(40):
+        run.cluster.put(number % 3, f"k{number}", b'{"name": "n", "age": %d}' % number)
+    run.catch_up()
+    assert {"name", "age"} <= columns(run).keys()
+    assert read(run.table.url, ["_raw"])["_raw"].null_count == 40
+    run.check()
+
+
 def test_fields_that_appear_in_each_run_of_the_tasks(tmp_path: Path) -> None:
     run = TableRun(tmp_path, is_quiet=True, share=0.01)
     run.cluster.put(0, "k", b'{"n": 1}')
