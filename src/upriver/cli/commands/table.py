@@ -156,8 +156,8 @@ def vacuum(storage: dict[str, str] | None, retention: float | None, dry_run: boo
     """Delete files that no version of a table needs any more.
 
     A file stays for the table's retention, seven days, after it was replaced, because queries may still read it. The
-    mirror deletes such files by itself, once an hour. With a short retention, queries and batches that take longer
-    fail.
+    mirror deletes such files by itself, once an hour. With a short retention, queries that take longer fail. Files that
+    tasks wrote within the last hour always stay.
 
     \b
     Examples:
