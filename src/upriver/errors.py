@@ -35,7 +35,9 @@
     ├── RowsRefused               a cluster refused rows
     ├── TargetRefused             a pipeline's target refused changes
     ├── TargetBehind              a pipeline's target lacks batches
+    ├── TargetAhead               a pipeline's target has batches that its checkpoint does not know
     ├── TableConflict             another writer changed what a commit depends on
+    │   └── FilesLost             files that a commit would add are gone
     ├── HttpRefused               an HTTP server refused a request
     ├── SearchError               an invalid search query
     ├── OffsetError               an invalid offset of a query

@@ -191,13 +191,15 @@ def test_the_answer_has_the_form_that_real_servers_send(peer: Peer) -> None:
     )
 
 
-def test_a_flush_starts_over(manual: ManualNode) -> None:
+def test_checkpoint_ids_go_on_after_a_flush(manual: ManualNode) -> None:
+    """A TAP client that names a checkpoint from before the flush must not be taken for one that is up to date."""
     peer = manual.peer()
     peer.ask(Set(key=b"a"))
     create(peer)
     manual.commit()
+    before = closed(peer)
     peer.ask(Flush())
-    assert closed(peer) == 0
+    assert closed(peer) > before
 
 
 @pytest.mark.parametrize(

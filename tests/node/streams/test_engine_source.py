@@ -143,6 +143,7 @@ def test_the_engine_has_all_that_a_producer_needs() -> None:
             "last_read_seqno",
             "seqno",
             "snapshot",
+            "undecided",
         }
         assert names - attributes <= set(dir(offered))
     assert {name for name in vars(SourceVbucket) if not name.startswith("_")} - set(dir(Vbucket)) == {

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.node_process import wait_until
 from upriver.protocol.producer.dialects import STREAM_DIALECTS, put_opaque
-from upriver.wire import Framer, Message, dcp, memcached, upr, upr_draft2
+from upriver.wire import Framer, Message, Status, dcp, memcached, upr, upr_draft2
 from upriver.wire.codec.columns import ChangeBatch, ChangeDecoder
 from upriver.wire.framing import MEMCACHED
 
@@ -52,16 +52,32 @@ def connected(port: int, receive_buffer_bytes: int = 0) -> socket.socket:
 
 
 def fill(port: int, vbucket: int, count: int, value: bytes) -> None:
-    """Set keys, without waiting for each."""
-    head, tail = memcached.SetQ(vbucket=vbucket, key=b"0" * 12, value=value).encode().split(b"0" * 12, 1)
+    """Set keys, without waiting for each. A node whose disk is behind refuses some, which are set again."""
+    left: Sequence[int] = range(count)
+    some = 4 * 2**20 // len(value)
+    deadline = time.monotonic() + TIMEOUT_S
     with connected(port) as peer:
-        for first in range(0, count, 10_000):
-            peer.sendall(b"".join(b"%b%012d%b" % (head, first + number, tail) for number in range(10_000)))
-        peer.sendall(memcached.Noop().encode())
-        framer = Framer(MEMCACHED)
+        while left:
+            assert time.monotonic() < deadline
+            pieces = [left[first : first + some] for first in range(0, len(left), some)]
+            left = [number for piece in pieces for number in refused(peer, vbucket, piece, value)]
+
+
+def refused(peer: socket.socket, vbucket: int, numbers: Sequence[int], value: bytes) -> list[int]:
+    """Set these keys; returns those that the node refused temporarily."""
+    head, tail = memcached.SetQ(vbucket=vbucket, key=b"0" * 12, value=value).encode().split(b"0" * 12, 1)
+    before, behind = head[:12], head[16:]
+    peer.sendall(b"".join(b"%b%b%b%012d%b" % (before, n.to_bytes(4, "big"), behind, n, tail) for n in numbers))
+    peer.sendall(memcached.Noop().encode())
+    found: list[int] = []
+    framer = Framer(MEMCACHED)
+    while True:
         while (packet := framer.next_packet()) is None:
-            framer.feed(peer.recv(4096))
-        assert packet[1] == memcached.Noop.declaration.opcode, "nothing was refused before it"
+            framer.feed(peer.recv(65536))
+        if packet[1] == memcached.Noop.declaration.opcode:
+            return found
+        assert int.from_bytes(packet[6:8], "big") == Status.ETMPFAIL
+        found.append(int.from_bytes(packet[12:16], "big"))
 
 
 def open_streams(peer: socket.socket, dialect: str, *vbuckets: int) -> None:
