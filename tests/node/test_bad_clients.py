@@ -27,8 +27,8 @@ from tests.support.node_process import (
 from upriver.node.logs import LINES_MAX
 from upriver.wire.dialects.memcached import Get, Noop, Set, Touch
 
-#: Measured growth is far below; pages of a fragmented heap come and go.
-RSS_SLACK_BYTES = 24 * 2**20
+#: Ten thousand connections leave a heap of 32 MiB, which the next ones use again; other growth is far below.
+RSS_SLACK_BYTES = 40 * 2**20
 
 
 @pytest.fixture(scope="module")
