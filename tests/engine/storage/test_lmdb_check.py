@@ -332,7 +332,7 @@ def test_each_word_of_each_class_of_page(store: Path, clock: Clock, every_word: 
         page = rng.choice(pages)
         words = range(0, META_BYTES if name == "meta" else PAGE, 8)
         some = [*words[:2], *rng.sample(words, 3)] if name != "meta" else words
-        for word in words if every_word else some:
+        for word in words[:: by_depth(quick=8, deep=1)] if every_word else some:
             for damage in rng.sample(DAMAGES, by_depth(quick=1, deep=2)):
                 old = good[page + word : page + word + 8]
                 new = damage(rng, old)
@@ -341,7 +341,7 @@ def test_each_word_of_each_class_of_page(store: Path, clock: Clock, every_word: 
                 if said == "unaffected":
                     unaffected += 1
                 else:
-                    assert said.endswith("restore the directory from a backup"), (name, page, word, old, new)
+                    assert "restore the directory from a backup" in said, (name, page, word, old, new)
                     assert "\n" not in said
                     refused += 1
                 file.write_bytes(good)
