@@ -316,6 +316,19 @@ def outcome(path: Path, clock: Clock, expected: dict[int, Any]) -> str:
     return "unaffected"
 
 
+@pytest.mark.parametrize("number", [0, 2**40])
+def test_a_free_list_of_a_commit_that_did_not_happen(store: Path, clock: Clock, number: int) -> None:
+    """The order of the keys does not show it: the first may become 0, and the last may grow."""
+    file = store / "data.mdb"
+    data = file.read_bytes()
+    (page, *_) = pages_by_class(data)["free", LEAF]
+    lower = struct.unpack_from("<H", data, page + 12)[0]
+    pointers = struct.unpack_from(f"<{(lower - 16) // 2}H", data, page + 16)
+    changed(file, page + (pointers[-1] if number else pointers[0]) + 8, number.to_bytes(8, "little"))
+    with pytest.raises(StorageError, match="restore the directory from a backup"):
+        Bucket.open(store, vbuckets=64, clock=clock, background=False)
+
+
 @pytest.mark.parametrize("every_word", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_each_word_of_each_class_of_page(store: Path, clock: Clock, every_word: bool) -> None:
     """Each damage is refused with one line, or changes nothing, neither now nor when free pages are used."""

@@ -252,8 +252,8 @@ class _Walk:
         released: array[int] = array("Q")
         for entry in listed:
             (transaction,) = _NUMBER.unpack(entry.key)
-            if transaction > self._meta.transaction:
-                raise Damaged(f"{_FREE}: a list of the later commit {transaction}")
+            if not 0 < transaction <= self._meta.transaction:  # LMDB starts its search for free pages after 0
+                raise Damaged(f"{_FREE}: a list of commit {transaction}, which did not happen")
             numbers = self._page_numbers(entry)
             if not numbers:
                 continue
