@@ -46,6 +46,11 @@ LOCAL_SETTINGS: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
 }
+#: Writes a checkpoint on a local disk without starting a dozen processes (``readlink``, ``chmod``) for each file, as
+#: Spark's default does there. It takes 10 ms instead of 40. Only the default refuses to replace the file of a second
+#: query in the same place, for which a run's directory has a lock.
+FILE_MANAGER_SETTING: Final = "spark.sql.streaming.checkpointFileManagerClass"
+FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def spark_session(log: Path, master: str | None = None) -> "SparkSession":
@@ -82,7 +87,19 @@ def _session(log: Path, master: str | None) -> "SparkSession":
         warnings.simplefilter("ignore")
         # The JVM and its workers print to these two streams.
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
+        if settings.items() >= LOCAL_SETTINGS.items() and _has_class(gateway, FILE_MANAGER):
+            conf.set(FILE_MANAGER_SETTING, FILE_MANAGER)
         return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def _has_class(gateway: Any, name: str) -> bool:
+    """Whether this version of Spark has a class."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    try:
+        return gateway.jvm.java.lang.Class.forName(name) is not None
+    except Py4JJavaError:
+        return False
 
 
 def _server(master: str | None) -> "SparkSession | None":
