@@ -1,8 +1,9 @@
 """The planning of ranges: unit tests of each rule, and a model in which a sink must end with the source's contents."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from string import ascii_lowercase
 
 import pytest
 from hypothesis import given
@@ -219,6 +220,21 @@ def test_a_limit_counts_the_changes_that_are_delivered(keys: list[str], rows_max
         offset, batches = following, batches + 1
     if sum(len(set(each)) for each in keys) <= rows_max:
         assert batches <= 1
+
+
+def test_a_node_counts_only_where_versions_are_superseded() -> None:
+    class Asked(Counter):
+        numbers: Collection[int] = ()
+
+        def visible_ends(self, asked: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+            self.numbers = list(asked)
+            return super().visible_ends(asked)
+
+    states = {number: SourceState(failover_log((7, 0)), 26) for number in (0, 1)}
+    counter = Asked({0: ascii_lowercase, 1: "ab" * 13})
+    end = next_offset(Offset(map(VbucketOffset, states)), states, Rules(), rows_max=13, counter=counter)
+    assert list(counter.numbers) == [1]
+    assert next(iter(end)).seqno == 12
 
 
 def test_vbuckets_without_a_count_are_limited_by_their_seqnos() -> None:
