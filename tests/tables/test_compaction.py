@@ -21,6 +21,7 @@ from upriver.tables.compaction import (
     DEAD_BYTES,
     FULL_BYTES,
     MERGED_BYTES,
+    PATIENCE,
     Merged,
     MergedInput,
     carried,
@@ -47,6 +48,9 @@ def test_eight_files_of_a_class_are_merged() -> None:
     files = [file_of(40 * KIB) for _ in range(8)]
     assert choose(files[:7]) == []
     assert choose(files) == [tuple(files)]
+    assert choose(files, patience=PATIENCE) == []
+    crowd = [file_of(100 * KIB) for _ in range(8 * PATIENCE)]
+    assert choose(crowd, patience=PATIENCE) == [tuple(crowd)]
     larger = [file_of(300 * KIB) for _ in range(7)]
     assert choose([*larger, *files]) == [tuple(files)]
     assert choose([*larger, file_of(2000 * KIB), *files[:7]]) != []

@@ -9,7 +9,7 @@ from upriver.late_imports import late_imports
 
 if TYPE_CHECKING:
     from upriver.tables.actions import Add, DeletionVector
-    from upriver.tables.compaction import Merged, carried, choose, merge, merge_plain, rewrite
+    from upriver.tables.compaction import PATIENCE, Merged, carried, choose, merge, merge_plain, rewrite
     from upriver.tables.data_files import ChangeId, DataFileWriter, NewFile, PartResult, UnwritableRows
     from upriver.tables.deletion_vectors import HIDDEN, read_vector
     from upriver.tables.documents import FieldReport, Parsed, conform, documents_of, matches, parse
@@ -29,6 +29,7 @@ __all__ = [
     "LOG",
     "NO_VBUCKET",
     "OWN",
+    "PATIENCE",
     "SHARE",
     "Add",
     "ChangeId",
@@ -77,7 +78,7 @@ __all__ = [
 __getattr__ = late_imports(
     __name__,
     actions="Add DeletionVector",
-    compaction="Merged carried choose merge merge_plain rewrite",
+    compaction="PATIENCE Merged carried choose merge merge_plain rewrite",
     data_files="ChangeId DataFileWriter NewFile PartResult UnwritableRows",
     deletion_vectors="HIDDEN read_vector",
     documents="FieldReport Parsed conform documents_of matches parse",

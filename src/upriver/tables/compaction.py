@@ -37,6 +37,8 @@ from upriver.tables.storage import TableStorage
 
 #: This many files of a size class become one.
 FACTOR: Final = 8
+#: While changes wait, a merge waits for this many times as many files: it would take the time of a batch.
+PATIENCE: Final = 4
 #: Larger files are not merged because of their size.
 FULL_BYTES: Final = 16 << 20
 #: Size of a merged file, about.
@@ -56,27 +58,30 @@ _LENGTH: Final = struct.Struct("<I")
 # Which files
 
 
-def choose(files: Iterable[Add], *, everything: bool = False) -> list[tuple[Add, ...]]:
-    """Groups of files to merge, each into one file. ``everything``: purge all dead rows, merge all small files."""
+def choose(files: Iterable[Add], *, everything: bool = False, patience: int = 1) -> list[tuple[Add, ...]]:
+    """Groups of files to merge, each into one file. ``everything``: purge all dead rows, merge all small files.
+
+    With ``patience`` there must be this many times as much to do.
+    """
     left = sorted(files, key=lambda file: (_live_bytes(file), file.path))
     if everything:
         chosen = [file for file in left if file.dead or _live_bytes(file) < FULL_BYTES]
         return [group for group in _packed(chosen) if len(group) > 1 or group[0].dead]
     empty = [file for file in left if _dead_share(file) >= 1]
     sparse = [file for file in left if DEAD_SHARE < _dead_share(file) < 1]
-    if sum(file.size - _live_bytes(file) for file in sparse) < DEAD_BYTES:
+    if sum(file.size - _live_bytes(file) for file in sparse) < DEAD_BYTES * patience:
         sparse = []
     taken = {file.path for file in (*empty, *sparse)}
     groups = [*([tuple(empty)] if empty else []), *_packed(sparse)]
-    crowded = _crowded([file for file in left if file.path not in taken])
+    crowded = _crowded([file for file in left if file.path not in taken], FACTOR * patience)
     return groups + [group for group in _packed(crowded) if len(group) > 1]
 
 
-def _crowded(files: Sequence[Add]) -> list[Add]:
+def _crowded(files: Sequence[Add], crowd: int) -> list[Add]:
     """The files of the highest class that has enough of them, and all smaller ones: they come along for little."""
     classes = [_size_class(_live_bytes(file)) for file in files]
     full = _size_class(FULL_BYTES)
-    crowded = [each for each in set(classes) if each < full and classes.count(each) >= FACTOR]
+    crowded = [each for each in set(classes) if each < full and classes.count(each) >= crowd]
     if not crowded:
         return []
     return [file for file, each in zip(files, classes, strict=True) if each <= max(crowded)]

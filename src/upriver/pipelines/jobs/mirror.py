@@ -15,7 +15,7 @@ from upriver.pipelines.targets.tables.compactor import Compactor
 from upriver.pipelines.targets.tables.table_keeper import KeeperSettings, TableKeeper, opened, table_task
 from upriver.pipelines.targets.tables.table_task import COLUMNS
 from upriver.spark import ReadOptions
-from upriver.tables import TableSchema, TableStorage, storage_options
+from upriver.tables import PATIENCE, TableSchema, TableStorage, storage_options
 
 #: The file beside the checkpoint that names the last committed batch, as the table does.
 _COMMITTED: Final = "committed-batch.json"
@@ -151,8 +151,9 @@ class Mirror(RangePipeline):
         changes = self._keeper.commit(results, batch_number, run, self.workers)
         if self._keeper.batch_number == batch_number:
             self.directory.write(_COMMITTED, [self._keeper.application, batch_number])
+        is_behind = 2 * changes > self.options.max_rows
         for compactor in self._compactors:
-            compactor.start(self.workers)
+            compactor.start(self.workers, PATIENCE if is_behind else 1)
         return changes
 
     def idle(self) -> None:

@@ -53,12 +53,12 @@ class Compactor:
         self._stopping = threading.Event()
         self._vacuumed_at = time.monotonic()
 
-    def start(self, workers: Workers) -> None:
+    def start(self, workers: Workers, patience: int = 1) -> None:
         """Compact in the background if that is due. A process without Spark does it at once."""
         if self._thread is not None and self._thread.is_alive():
             return
         with self._lock:
-            due = bool(choose(self._table.snapshot.files.values()))
+            due = bool(choose(self._table.snapshot.files.values(), patience=patience))
         if not due and time.monotonic() - self._vacuumed_at < VACUUM_S:
             return
         if isinstance(workers, LocalWorkers):
