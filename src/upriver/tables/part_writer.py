@@ -110,7 +110,9 @@ class PartWriter:
 
         ``refused`` are changes that cannot be written, with the reasons; ``on_refused`` gets their rows.
         """
-        self._storage, self._schema, self._seed, self._attempt = storage, schema, seed, attempt
+        self._storage, self._seed, self._attempt = storage, seed, attempt
+        #: May be replaced before rows are added.
+        self.schema = schema
         self._rows_per_file, self._bytes_per_file, self._chunk_bytes = rows_per_file, bytes_per_file, chunk_bytes
         self._vectors, self._cache, self._hashing = vectors, cache, hashing
         self._refused, self._on_refused = refused or {}, on_refused
@@ -157,7 +159,7 @@ class PartWriter:
         keys = self._new(key_list_path(self._attempt)) if len(self._runs) or replaced else ""
         with contextlib.ExitStack() as stack:
             if keys:
-                target = stack.enter_context(self._storage.new_file(keys, cache=self._cache))
+                target = stack.enter_context(self._storage.new_file(keys, durable=False, cache=self._cache))
                 part.keys = KeyListWriter(target, self._seed)
                 stack.callback(part.keys.close)
             self._write_indexes(part)
@@ -238,7 +240,7 @@ class PartWriter:
             start += rows.num_rows
         if self._writer is None:
             path = self._new(f"{self._attempt}-{len(self._files):05}.parquet")
-            self._writer = DataFileWriter(self._storage, path, self._schema.arrow)
+            self._writer = DataFileWriter(self._storage, path, self.schema.arrow)
         position = self._writer.rows
         try:
             self._writer.write(pa.Table.from_batches([self._row_batch(rows) for rows in mutations if rows.num_rows]))
@@ -252,13 +254,13 @@ class PartWriter:
 
     def _row_batch(self, mutations: pa.RecordBatch) -> pa.RecordBatch:
         """Mutations as rows of the table."""
-        parsed = parse(mutations.column("value"), self._schema.columns)
+        parsed = parse(mutations.column("value"), self.schema.columns)
         self._report += parsed.report
         arrays = [*own_columns(mutations, parsed.raw), *parsed.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema.arrow)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema.arrow)
 
     def _write_to_memory(self, mutations: pa.RecordBatch) -> None:
-        with parquet_writer(pa.BufferOutputStream(), self._schema.arrow) as writer:
+        with parquet_writer(pa.BufferOutputStream(), self.schema.arrow) as writer:
             writer.write_table(pa.Table.from_batches([self._row_batch(mutations)]))
 
     def _told_refused(self, batches: list[pa.RecordBatch], live: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -319,7 +321,7 @@ class PartWriter:
             with tempfile.TemporaryDirectory(prefix="upriver-part-") as folder:
                 cache = self._cache or Path(folder)
                 found = rewrite(
-                    self._storage, file.path, part.dead[number], self._schema, self._seed, path=path, cache=cache
+                    self._storage, file.path, part.dead[number], self.schema, self._seed, path=path, cache=cache
                 )
         self._storage.delete([file.path, sidecar_path(file.path)])
         return found

@@ -27,6 +27,7 @@ from upriver.errors import (
     StorageError,
     TableConflict,
 )
+from upriver.pipelines.core.range_pipeline import RangeTask
 from upriver.pipelines.core.workers import LocalWorkers
 from upriver.pipelines.targets.tables import compactor, table_keeper
 from upriver.pipelines.targets.tables.description import describe_table
@@ -765,9 +766,33 @@ def test_fields_that_appear_in_each_run_of_the_tasks(tmp_path: Path) -> None:
     workers = Growing()
     run.keeper.repair(workers)
     assert workers.rounds <= table_keeper.GROWTHS_MAX + 3
-    assert columns(run)["n"] == "float"
     run.catch_up()
+    assert columns(run)["n"] == "float"
     run.check()
+
+
+@pytest.mark.parametrize(("other", "rounds"), [(b'{"n": 2, "a": "x"}', 1), (b'{"n": 2, "b": "x"}', 2)])
+def test_columns_that_tasks_have_chosen(quiet: TableRun, other: bytes, rounds: int) -> None:
+    quiet.cluster.put(0, "new", b'{"n": 1, "a": "x"}')
+    quiet.cluster.put(1, "new", other)
+    end = next_offset(quiet.offset, quiet.cluster.states, RULES)
+    asked = [packed_ranges([each]) for each in ranges(quiet.offset, end)]
+    assert len(asked) == 2
+    ran: list[list[bytes]] = []
+
+    def run(task: RangeTask) -> list[bytes]:
+        ran.append([task(item) for item in asked])
+        return ran[-1]
+
+    task = quiet.keeper.plan(1, LocalWorkers())
+    assert task is not None
+    quiet.keeper.commit(run(task), 1, run, LocalWorkers())
+    assert len(ran) == rounds  # tasks that disagree run again with the columns of both
+    assert quiet.keeper.counts.conflicts == 0
+    assert columns(quiet).keys() >= ({"a"} if rounds == 1 else {"a", "b"})
+    quiet.offset, quiet.number = end, 2
+    quiet.catch_up()
+    quiet.check()
 
 
 def test_an_integer_that_becomes_a_decimal_does_not_become_null(quiet: TableRun) -> None:

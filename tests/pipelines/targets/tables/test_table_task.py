@@ -156,7 +156,7 @@ def test_a_task_that_ends_leaves_only_files_that_nothing_references(run: TableRu
     run.check()
 
 
-def test_a_task_stops_early_if_documents_need_other_columns(run: TableRun) -> None:
+def test_a_task_stops_early_if_a_column_must_change(run: TableRun) -> None:
     for number in range(10):
         run.cluster.put(0, f"k{number}", b'{"n": 1.5, "x": %d}' % number)
     before = files(run)
@@ -164,17 +164,19 @@ def test_a_task_stops_early_if_documents_need_other_columns(run: TableRun) -> No
     stopped = result_of(run, growth=growth)
     assert (stopped.part, stopped.history) == (None, None)
     assert files(run) == before
-    assert stopped.report.decimals == {"n"}
-    assert growth.grown(stopped.schema, stopped.report).columns == (Column("n", "float"), Column("x", "int"))
+    assert stopped.sample.decimals == {"n"}
+    assert growth.grown(stopped.schema, stopped.sample).columns == (Column("n", "float"), Column("x", "int"))
     assert result_of(run, growth=replace(growth, at_least=SAMPLE)).part is None  # decimals are enough
-    fits = growth.grown(stopped.schema, stopped.report)
+    fits = growth.grown(stopped.schema, stopped.sample)
     assert result_of(run, growth=growth, schema=fits).part is not None
 
 
 def test_deletions_are_no_sample(run: TableRun) -> None:
     run.cluster.put(0, "a", None)
     run.cluster.put(0, "b", b'{"x": 1}')
-    assert result_of(run, growth=Growth(share=0.01, at_least=1)).part is None
+    chosen = result_of(run, growth=Growth(share=0.01, at_least=1))
+    assert chosen.schema.columns == (Column("n", "int"), Column("x", "int"))
+    assert (chosen.sample.documents, chosen.report.documents, chosen.report.unknown) == (1, 1, {})
     report = FieldReport(100, {"x": {"int": 1}})
     assert not Growth(share=0.02, at_least=1).grown(TableSchema(), report).columns
     assert not Growth(share=0.01, at_least=2).grown(TableSchema(), report).columns

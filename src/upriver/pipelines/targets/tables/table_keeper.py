@@ -26,7 +26,15 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from upriver.errors import CheckpointError, CorruptData, FilesLost, ForeignData, OtherBucket, TableConflict
+from upriver.errors import (
+    CheckpointError,
+    CorruptData,
+    FilesLost,
+    ForeignData,
+    OptionError,
+    OtherBucket,
+    TableConflict,
+)
 from upriver.pipelines.apply.task_apply import Connect, TaskSource, outlook, still_ahead
 from upriver.pipelines.core.range_pipeline import RunTasks
 from upriver.pipelines.core.workers import Workers
@@ -390,16 +398,36 @@ class TableKeeper:
         """The results on the present basis, with a schema that fits the documents; else the tasks run again."""
         for round_ in range(ROUNDS_MAX):
             found = [TaskResult.of_bytes(each) for each in results]
-            report = sum((each.report for each in found), self._fields)
+            agreed = self._with_columns(found)
+            reports = [each.sample for each in found] if agreed is None else [each.report for each in agreed]
+            report = sum(reports, self._fields)
             changed = self._grow(report if round_ < GROWTHS_MAX else replace(report, unknown={}), workers)
-            if not changed and all(each.part is not None and self._is_current(each) for each in found):
+            if not changed and agreed is not None and all(map(self._is_current, agreed)):
                 self._fields = FieldReport(report.documents, report.unknown)
-                return found
+                return agreed
             self._drop(found)
-            # A task that stops early has judged by a sample. If all reports together justify no column, none may stop.
+            # A task has chosen columns by a sample. If all samples together justify no column, none may choose.
             task = self._task()
             results = run(task if changed else replace(task, growth=None))
         raise TableConflict(self.table.storage.url, "other programs change the table faster than tasks can run", [])
+
+    def _with_columns(self, found: Sequence[TaskResult]) -> list[TaskResult] | None:
+        """The results, after the table has got the columns that the tasks have written with; None if they disagree."""
+        schemas = {each.schema for each in found if each.sample.documents}
+        if any(each.part is None for each in found) or len(schemas) > 1:
+            return None
+        columns = [column for schema in schemas for column in schema.columns]
+        if set(columns) <= set(self.table.schema.columns):
+            return list(found)
+        before = self.table.snapshot.version
+        try:
+            self._commit(lambda: Edit("ADD COLUMNS", schema=self.table.schema.with_columns(columns), data_change=False))
+        except OptionError:  # another program uses a name
+            return None
+        now = self.table.snapshot.version
+        if now > before + 1:
+            return list(found)
+        return [replace(each, version=now) if each.version == before else each for each in found]
 
     def _is_current(self, result: TaskResult) -> bool:
         """Whether a result has the basis and the columns of the table as it is now."""

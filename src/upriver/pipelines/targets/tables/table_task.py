@@ -1,8 +1,10 @@
 """What a Spark task does for a table: read its ranges, write its part, and find the rows that are dead now.
 
 The driver gives a task the state of the table that it planned with. The task writes files that nothing references yet,
-and returns their names with the positions of the old versions, as bitmaps. If the documents have fields that should
-become columns first, the task stops early and says so: the driver decides, and the tasks run again.
+and returns their names with the positions of the old versions, as bitmaps.
+
+If the first documents have fields that should become columns, the task writes with these columns. The driver adds them
+if all tasks have chosen the same. Otherwise, and if a column must change, it decides, and the tasks run again.
 
 A document that cannot be written goes to the file of errors, if the user wants one. It costs the file that it was
 written to, so the task starts over and leaves it out. The table then has no row of its key: an earlier version would be
@@ -70,7 +72,9 @@ class TaskResult:
     #: The version of the table that the task has seen, and the basis of its plan.
     version: int
     basis: str
+    #: What the task has written with, and the first documents, for which it has chosen the columns.
     schema: TableSchema
+    sample: FieldReport = field(default_factory=FieldReport)
     report: FieldReport = field(default_factory=FieldReport)
     #: None if the task has stopped because the schema must change first.
     part: PartResult | None = None
@@ -94,12 +98,8 @@ class TaskResult:
         return found
 
 
-class SchemaTooSmall(Exception):
-    """Documents have fields that should become columns first."""
-
-    def __init__(self, report: FieldReport) -> None:
-        super().__init__(report)
-        self.report = report
+class OtherColumns(Exception):
+    """A column must change first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,8 @@ class TableTask:
             result = TaskResult(
                 version=self.version,
                 basis=self.basis,
-                schema=self.schema,
+                schema=sink.writer.schema,
+                sample=sink.sample,
                 report=part.report,
                 part=part,
                 history=sink.finish_history(),
@@ -184,9 +185,9 @@ class TableTask:
                 dead=self._dead(part.keys),
                 outcome=outcome,
             )
-        except SchemaTooSmall as stop:
+        except OtherColumns:
             sink.abandon()
-            result = TaskResult(version=self.version, basis=self.basis, schema=self.schema, report=stop.report)
+            result = TaskResult(version=self.version, basis=self.basis, schema=self.schema, sample=sink.sample)
         except BaseException:
             sink.abandon()
             raise
@@ -217,12 +218,14 @@ class _TableSink:
             on_refused=self._refuse,
         )
         self._history = None if task.history is None else HistoryWriter(task.history, attempt)
-        self._sampled = task.growth is None
+        #: The fields of the first documents.
+        self.sample = FieldReport()
+        self._has_chosen = task.growth is None
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take changes of keys."""
-        if not self._sampled:
-            self._sample(rows)
+        if not self._has_chosen:
+            self._choose_columns(rows)
         self.writer.add(rows)
 
     def discard(self, vbucket: int) -> None:
@@ -259,17 +262,19 @@ class _TableSink:
         if self._history is not None:
             self._history.abandon()
 
-    def _sample(self, rows: pa.RecordBatch) -> None:
-        """Stop before anything is written if the first documents need other columns."""
+    def _choose_columns(self, rows: pa.RecordBatch) -> None:
+        """Choose the columns that the first documents need, before anything is written."""
         values = rows.column("value").filter(pc.equal(rows.column("event"), "mutation")).slice(0, SAMPLE)
         if not len(values):
             return
-        self._sampled = True
-        growth, schema = self._task.growth, self._task.schema
+        self._has_chosen = True
+        growth, schema = self._task.growth, self.writer.schema
         assert growth is not None
-        report = parse(values, schema.columns).report
-        if growth.grown(schema, report) != schema:
-            raise SchemaTooSmall(report)
+        self.sample = parse(values, schema.columns).report
+        needed = growth.grown(schema, self.sample)
+        if not dict(schema.columns).items() <= dict(needed.columns).items():
+            raise OtherColumns
+        self.writer.schema = needed
 
 
 def cache_directory() -> Path:
