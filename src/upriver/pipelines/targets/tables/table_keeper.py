@@ -30,6 +30,7 @@ from upriver.errors import CheckpointError, CorruptData, FilesLost, ForeignData,
 from upriver.pipelines.apply.task_apply import Connect, TaskSource, outlook, still_ahead
 from upriver.pipelines.core.range_pipeline import RunTasks
 from upriver.pipelines.core.workers import Workers
+from upriver.pipelines.targets.tables.error_file import ErrorPlace
 from upriver.pipelines.targets.tables.foreign_rows import touched_vbuckets
 from upriver.pipelines.targets.tables.history import History
 from upriver.pipelines.targets.tables.table_task import Growth, TableTask, TaskResult, packed_vbuckets
@@ -164,6 +165,8 @@ class TableKeeper:
             table.refresh()  # all is read again, and so is what other programs have changed
             everything = {DUE: json.dumps(sorted(self._vbuckets()))}
             table.commit(Edit("NOTE LOST FILES", removed=lost, properties=everything))
+        if (errors := error_place(table, self._settings)) is not None:
+            errors.discard()  # a start over would forget them
         if table.snapshot.txns.get(application(table), -1) > logged:
             self.starts_over = True
             table.commit(self._new_numbering())
@@ -444,6 +447,7 @@ class TableKeeper:
         parts = [each.part for each in found if each.part is not None]
         added = [file for part in parts for file in part.files]
         keys = [part.keys for part in parts if part.keys]
+        errors = [each.errors for each in found if each.errors]
         replaced = {number: read for each in found for number, read in each.outcome.replaced.items()}
         cleared = {number for each in found for number in each.outcome.cleared}
         passed = {number: seen for each in found for number, seen in each.outcome.passed.items()}
@@ -462,10 +466,10 @@ class TableKeeper:
                 dead | {file.path: file.dead_rows for file in added if file.dead},
                 properties=properties,
                 txn=None if batch_number is None else (self.application, batch_number),
-                numbers={} if batch_number is None else self._end_number(batch_number),
+                numbers={**self._end_number(batch_number), **self._error_number(errors)},
                 base=base,
             )
-            if not added and not dead and not properties:
+            if not added and not dead and not properties and not errors:
                 self.table.storage.delete(keys)
                 return  # a batch that only records a proof; repeating it costs nothing
             try:
@@ -489,9 +493,17 @@ class TableKeeper:
         self.counts.read_again += len(replaced)
         self.table.storage.delete(keys)
 
-    def _end_number(self, batch_number: int) -> dict[str, int]:
-        end = self._end_of(batch_number)
+    def _end_number(self, batch_number: int | None) -> dict[str, int]:
+        end = None if batch_number is None else self._end_of(batch_number)
         return {ends_of(self.application): fingerprint(end)} if end else {}
+
+    def _error_number(self, paths: Collection[str]) -> dict[str, int]:
+        """The number that makes files with refused documents a part of the commit; other attempts have none then."""
+        place = error_place(self.table, self._settings)
+        if place is None:
+            return {}
+        place.discard(but=paths)
+        return {errors_of(self.application): place.number} if paths else {}
 
     def _written_again(self, edit: Edit, workers: Workers) -> Edit:
         """The edit for a table without vectors: files with dead rows are written again."""
@@ -548,6 +560,19 @@ def ends_of(application: str) -> str:
     return f"{application}-end"
 
 
+def errors_of(application: str) -> str:
+    """The name under which a table keeps the number of the last commit that had refused documents."""
+    return f"{application}-errors"
+
+
+def error_place(table: Table, settings: KeeperSettings) -> ErrorPlace | None:
+    """Where the tasks of the next commit put refused documents."""
+    if settings.errors is None:
+        return None
+    name = application(table)
+    return ErrorPlace(settings.errors, name, table.snapshot.txns.get(errors_of(name), 0) + 1)
+
+
 def fingerprint(end: Offset) -> int:
     """A number for the end of a batch, such as Delta stores beside the number of a transaction."""
     digest = hashlib.sha256(json.dumps(end.packed(), sort_keys=True).encode()).digest()
@@ -561,8 +586,9 @@ def reads_ahead(table: Table) -> dict[int, ReadAhead]:
 
 
 def basis_of(table: Table) -> str:
-    """Identifies the table, its way to hide old versions, and its reads ahead of the stream."""
-    return f"{table.snapshot.metadata.id} {table.vectors} {table.properties.get(AHEAD, '')}"
+    """Identifies the table, its way to hide old versions, its reads ahead of the stream, and its refused documents."""
+    errors = table.snapshot.txns.get(errors_of(application(table)), 0)
+    return f"{table.snapshot.metadata.id} {table.vectors} {table.properties.get(AHEAD, '')} {errors}"
 
 
 def table_task(
@@ -584,7 +610,7 @@ def table_task(
         growth=Growth(share=settings.share, at_least=at_least) if settings.schema is None else None,
         vectors=table.vectors,
         history=history,
-        errors=settings.errors,
+        errors=error_place(table, settings),
     )
 
 
