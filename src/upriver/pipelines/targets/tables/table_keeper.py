@@ -122,6 +122,8 @@ class TableKeeper:
         self._unseen: set[int] = set()
         #: Fields without a column, over all batches of this process.
         self._fields = FieldReport()
+        #: Declared columns of whole numbers for which documents have decimals.
+        self.decimals: frozenset[str] = frozenset()
         self._looked_at = 0.0
         #: The last batch in the table that proved to be one of this checkpoint, with the fingerprint of its end.
         self._known_batch: tuple[int, int | None] | None = None
@@ -173,11 +175,15 @@ class TableKeeper:
         if table.is_log_cut and (due := sorted(self._vbuckets())) != json.loads(table.properties.get(DUE, "[]")):
             # Other programs may have changed rows in versions that the log no longer has.
             table.commit(Edit("NOTE LOST VERSIONS", properties={DUE: json.dumps(due)}, data_change=False))
-        if self._settings.schema is not None:
-            wanted = table.schema.with_columns(self._settings.schema.columns)
-            if wanted != table.schema:
-                table.commit(Edit("ADD COLUMNS", schema=wanted, data_change=False))
+        wanted = self._declared(table.schema)
+        if wanted != table.schema and not wanted.widens(table.schema):  # otherwise the first batch does it, in tasks
+            table.commit(Edit("ADD COLUMNS", schema=wanted, data_change=False))
         return table
+
+    def _declared(self, schema: TableSchema) -> TableSchema:
+        """The schema with the columns that the user wants; whole numbers become decimals if that is declared."""
+        wanted = () if self._settings.schema is None else self._settings.schema.columns
+        return schema.widened(name for name, kind in wanted if kind == "float").with_columns(wanted)
 
     def _new_numbering(self) -> Edit:
         properties = {NUMBERING: secrets.token_hex(8), DUE: json.dumps(sorted(self._vbuckets()))}
@@ -207,6 +213,7 @@ class TableKeeper:
                 self.counts.replayed += 1
                 return None
             self._switch_vectors(workers)
+            self._declare_columns(workers)
             self.repair(workers)
             return self._task()
 
@@ -258,6 +265,23 @@ class TableKeeper:
             return Edit("DISABLE VECTORS", _added(new), removed=hidden, vectors=False, data_change=False)
 
         self._commit(edit)
+
+    def _declare_columns(self, workers: Workers) -> None:
+        """Give the table the columns that the settings want."""
+        if self._declared(self.table.schema) != self.table.schema:
+            self._commit(lambda: self._schema_edit(self._declared, workers))
+
+    def _schema_edit(self, changed: Callable[[TableSchema], TableSchema], workers: Workers) -> Edit:
+        """The edit that changes the schema."""
+        before = self.table.schema  # which another program may have changed since
+        after = changed(before)
+        if not after.widens(before):
+            return Edit("ADD COLUMNS", schema=after, data_change=False)
+        # A data file must have the types of the schema, so all are written again, once.
+        files = list(self.table.snapshot.files)
+        work = FileWork(self.table.storage, after, seed_of(self.table))
+        new = rewritten(work, self.table, dict.fromkeys(files, BitMap()), workers)
+        return Edit("WIDEN COLUMNS", _added(new), removed=files, schema=after, data_change=False)
 
     # Changes by other programs
 
@@ -319,6 +343,7 @@ class TableKeeper:
                 self._looked_at = time.monotonic()
                 self._refresh()
             self._switch_vectors(workers)
+            self._declare_columns(workers)
             self.repair(workers)
 
     def repair(self, workers: Workers) -> None:
@@ -397,6 +422,7 @@ class TableKeeper:
             changed = self._grow(report if round_ < GROWTHS_MAX else replace(report, unknown={}), workers)
             if not changed and all(each.part is not None and self._is_current(each) for each in found):
                 self._fields = FieldReport(report.documents, report.unknown)
+                self.decimals |= report.decimals
                 return found
             self._drop(found)
             # A task that stops early has judged by a sample. If all reports together justify no column, none may stop.
@@ -406,27 +432,14 @@ class TableKeeper:
 
     def _is_current(self, result: TaskResult) -> bool:
         """Whether a result has the basis and the columns of the table as it is now."""
-        columns = dict(self.table.schema.columns)
-        return result.basis == basis_of(self.table) and dict(result.schema.columns).items() <= columns.items()
+        return result.basis == basis_of(self.table) and not self.table.schema.widens(result.schema)
 
     def _grow(self, report: FieldReport, workers: Workers) -> bool:
         """Change the schema if the documents need it; returns whether it has changed."""
         growth = self._task().growth
         if growth is None or growth.grown(self.table.schema, report) == self.table.schema:
             return False
-
-        def edit() -> Edit:
-            before = self.table.schema  # which another program may have changed since
-            after = growth.grown(before, report)
-            if dict(before.columns).items() <= dict(after.columns).items():
-                return Edit("ADD COLUMNS", schema=after, data_change=False)
-            # A data file must have the types of the schema, so all are written again, once.
-            files = list(self.table.snapshot.files)
-            work = FileWork(self.table.storage, after, seed_of(self.table))
-            new = rewritten(work, self.table, dict.fromkeys(files, BitMap()), workers)
-            return Edit("WIDEN COLUMNS", _added(new), removed=files, schema=after, data_change=False)
-
-        self._commit(edit)
+        self._commit(lambda: self._schema_edit(lambda schema: growth.grown(schema, report), workers))
         return True
 
     def _drop(self, results: Iterable[TaskResult]) -> None:
