@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,30 @@ def test_lines_of_json_in_a_pipe_now_and_then(capsys: pytest.CaptureFixture[str]
     first, last = map(json.loads, out.splitlines())
     assert (first["rows"], first["written"], last["summary"], last["checkpoint"]) == (1500, 1499, True, "/there")
     assert err == ""
+
+
+def test_a_warning_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    warned = replace(PROGRESS, warnings=("column n: a", "column m: b"))
+    with Watcher(Transition.of({"from": "a:1", "to": "b:1"})) as watcher:
+        for progress in (PROGRESS, warned, warned):
+            watcher.show(progress)
+    watcher.conclude(Summary("replicate", "/there", warned))
+    out, err = capsys.readouterr()
+    assert err.splitlines() == ["warning: column n: a", "warning: column m: b"]
+    first, last = map(json.loads, out.splitlines())
+    assert "warnings" not in first
+    assert last["warnings"] == ["column n: a", "column m: b"]
+
+
+def test_a_warning_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    warned = replace(PROGRESS, warnings=("column n: " + "long " * 50,))
+    with Watcher(Transition.of({"from": "a:1", "to": "b:1"})) as watcher:
+        watcher.show(warned)
+        watcher.show(warned)
+    watcher.conclude(Summary("replicate", "/there", warned))
+    assert capsys.readouterr().err.count("warning: column n: long") == 1
 
 
 def test_a_job_that_owns_the_output_has_its_progress_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

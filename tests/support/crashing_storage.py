@@ -24,6 +24,12 @@ class CrashingStorage:
         """Typed as anything, because it takes the place of a storage."""
         return cls(storage, crash_before)
 
+    def beside(self, storage: TableStorage) -> Any:
+        """Another storage of the same process, with the same count of operations."""
+        other = CrashingStorage(storage)
+        other.step = self.step  # type: ignore[method-assign]
+        return other
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 

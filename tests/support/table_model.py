@@ -277,18 +277,20 @@ class TableRun:
     def start(self, crash_before: int | None = None) -> None:
         """Start the driver in another process, which ends before this operation on files."""
         self._keeper = None
-        storage = CrashingStorage.of(self.table, crash_before)
+        storage, settings = CrashingStorage.of(self.table, crash_before), self.settings
+        if settings.errors is not None:
+            settings = replace(settings, errors=storage.beside(settings.errors))
         self._keeper = keeper = TableKeeper(
             storage,
             self.connect,
             ModelledSource(self.cluster),
-            self.settings,
+            settings,
             query=self.query,
             bucket=lambda: BucketIdentity("bucket", is_in_memory=False),
             reached=lambda: self.offset,
             logged=self.logged,
             end_of=lambda number: self.ends.get(number, Offset(())),
-            history=self.history,
+            history=None if self.history is None else storage.beside(self.history),
         )
         if keeper.starts_over:
             self.tell("starts over")

@@ -387,8 +387,9 @@ def test_memory_is_bounded(tmp_path: Path, rows: int, size: int, batches: int) -
     assert int(printed) < 500
 
 
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
 def test_rows_that_cannot_be_written_are_named_and_then_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     table = PartTable(tmp_path, chunk_bytes=1)
     changes: list[Change] = [(0, b"k%d" % n, number(n)) for n in range(6)]
@@ -398,15 +399,16 @@ def test_rows_that_cannot_be_written_are_named_and_then_left_out(
         writer.add(rows_of(changes))
     assert caught.value.reasons == {(0, b"k3", 4): "ValueError: no room for k3"}
     files = table.files()
-    refused = {**caught.value.reasons, (0, b"k5", 6): "why"}
     diverted: list[tuple[bytes, str]] = []
     with PartWriter(
-        table.storage, table.table.schema, SEED, attempt="again", refused=refused,
+        table.storage, table.table.schema, SEED, attempt="again", chunk_bytes=chunk_bytes,
         on_refused=lambda rows, reasons: diverted.extend(zip(rows.column("key").to_pylist(), reasons, strict=True)),
     ) as writer:  # fmt: skip
         writer.add(rows_of(changes))
-        table.commit(writer.finish())
-    assert diverted == [(b"k3", "ValueError: no room for k3"), (b"k5", "why")]
+        result = writer.finish()
+        table.commit(result)
+    assert diverted == [(b"k3", "ValueError: no room for k3"), (b"k5", "ValueError: no room for k5")]
+    assert result.report.documents == 4, "rows that were tried in memory are not counted twice"
     kept = {(0, key): value for _, key, value in changes if key not in (b"k3", b"k5")}
     assert table.contents() == {**kept, (0, b"other"): number(1)}, "the old version of k3 is hidden"
     assert files <= table.files()

@@ -24,6 +24,7 @@ class Watcher:
         self._job = job
         self._live: Live | None = None
         self._written_at: float | None = None
+        self._warned: set[str] = set()
         self._draws = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def __enter__(self) -> Self:
@@ -42,6 +43,7 @@ class Watcher:
 
     def show(self, progress: RunProgress) -> None:
         """Show the progress."""
+        self._warn(progress)
         if self._live is not None:
             self._live.update(self._drawn(progress), refresh=True)
             return
@@ -52,6 +54,7 @@ class Watcher:
 
     def conclude(self, summary: Summary) -> None:
         """Show the summary of a job that has ended."""
+        self._warn(summary.last)
         if not self._draws:
             self._line(summary.as_json())
             return
@@ -65,6 +68,16 @@ class Watcher:
         )
         behind = "" if last.lag_changes is None else f"{last.lag_changes:,} changes behind; "
         click.echo(f"{behind}checkpoint: {summary.checkpoint}", err=True)
+
+    def _warn(self, progress: RunProgress) -> None:
+        """Show each warning once."""
+        for warning in progress.warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                if self._live is not None:
+                    self._live.console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+                else:
+                    click.echo(f"warning: {warning}", err=True)
 
     def _line(self, said: dict[str, Any]) -> None:
         click.echo(json.dumps(said, ensure_ascii=False), err=self._job.owns_output)

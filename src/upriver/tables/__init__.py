@@ -10,7 +10,7 @@ from upriver.late_imports import late_imports
 if TYPE_CHECKING:
     from upriver.tables.actions import Add, DeletionVector
     from upriver.tables.compaction import PATIENCE, Merged, carried, choose, merge, merge_plain, rewrite
-    from upriver.tables.data_files import ChangeId, DataFileWriter, NewFile, PartResult, UnwritableRows
+    from upriver.tables.data_files import DataFileWriter, NewFile, PartResult, UnwritableRows
     from upriver.tables.deletion_vectors import HIDDEN, read_vector
     from upriver.tables.documents import FieldReport, Parsed, conform, documents_of, matches, parse
     from upriver.tables.key_index import NO_VBUCKET, KeyIndex
@@ -32,7 +32,6 @@ __all__ = [
     "PATIENCE",
     "SHARE",
     "Add",
-    "ChangeId",
     "ChangedRows",
     "Column",
     "Commit",
@@ -79,7 +78,7 @@ __getattr__ = late_imports(
     __name__,
     actions="Add DeletionVector",
     compaction="PATIENCE Merged carried choose merge merge_plain rewrite",
-    data_files="ChangeId DataFileWriter NewFile PartResult UnwritableRows",
+    data_files="DataFileWriter NewFile PartResult UnwritableRows",
     deletion_vectors="HIDDEN read_vector",
     documents="FieldReport Parsed conform documents_of matches parse",
     key_index="NO_VBUCKET KeyIndex",

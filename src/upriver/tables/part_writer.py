@@ -10,7 +10,8 @@ all changes of a key are next to each other: the last one wins, and rows of earl
 live rows go into the indexes of their files, and the hashes of deleted keys into the key list.
 
 A row that cannot be written costs the file that it was written to: ``UnwritableRows`` names such rows, and the caller
-writes the part again with them as ``refused``. Then they only hide the earlier versions of their keys.
+writes the part again with ``on_refused``. Then each chunk is written to memory first, so the part need not be written a
+third time, and the rows at fault only hide the earlier versions of their keys.
 
 Memory is bounded by the chunk, whatever the number and the size of the documents. Nothing refers to the files before
 the driver commits them, so ``abandon``, or a crash at any moment, leaves at most files that vacuum removes.
@@ -18,7 +19,7 @@ the driver commits them, so ``abandon``, or a crash at any moment, leaves at mos
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -38,8 +39,8 @@ from upriver.tables.data_files.change_rows import (
 )
 from upriver.tables.data_files.data_file import DataFileWriter, NewFile, bitmap_of, parquet_writer
 from upriver.tables.data_files.part_result import PartResult
-from upriver.tables.data_files.unwritable_rows import ChangeId, UnwritableRows, change_ids, find_unwritable
-from upriver.tables.documents import FieldReport, parse
+from upriver.tables.data_files.unwritable_rows import UnwritableRows, change_ids, find_unwritable
+from upriver.tables.documents import FieldReport, Parsed, parse
 from upriver.tables.key_index import HashKeys, hash_keys, index_writer, new_sidecar, sidecar_path
 from upriver.tables.keys.entries import (
     Entries,
@@ -102,20 +103,19 @@ class PartWriter:
         vectors: bool = True,
         cache: Path | None = None,
         hashing: HashKeys = hash_keys,
-        refused: Mapping[ChangeId, str] | None = None,
-        on_refused: Callable[[pa.RecordBatch, list[str]], object] = lambda _rows, _reasons: None,
+        on_refused: Callable[[pa.RecordBatch, list[str]], object] | None = None,
     ) -> None:
         """``attempt`` names the files and must be unique. Without ``vectors``, no file has dead rows. What is searched
         next, indexes and the list of keys, stays in the ``cache``.
 
-        ``refused`` are changes that cannot be written, with the reasons; ``on_refused`` gets their rows.
+        ``on_refused`` gets the changes that cannot be written, with the reasons; without it they are an error.
         """
         self._storage, self._seed, self._attempt = storage, seed, attempt
         #: May be replaced before rows are added.
         self.schema = schema
         self._rows_per_file, self._bytes_per_file, self._chunk_bytes = rows_per_file, bytes_per_file, chunk_bytes
         self._vectors, self._cache, self._hashing = vectors, cache, hashing
-        self._refused, self._on_refused = refused or {}, on_refused
+        self._on_refused = on_refused
         self._pending: list[_Pending] = []
         self._pending_bytes = 0
         self._runs = SortedRuns()
@@ -206,8 +206,8 @@ class PartWriter:
         wins = np.zeros(len(keys), np.bool_)
         wins[rows_of_entries] = True
         live = wins & mutations
-        if self._refused:
-            live &= ~self._told_refused(batches, live)
+        if self._on_refused is not None:
+            live &= ~self._refused(batches, live, self._on_refused)
         file, position = self._write_rows(batches, live)
         self._number(entries, rows_of_entries, live, wins & ~live)
         self._chunks.append(_Chunk(self._entries, int(live.sum()), file, position))
@@ -233,17 +233,13 @@ class PartWriter:
         """Append the live rows to the current file; returns its number, and the position of the first row."""
         if not live.any():
             return 0, 0
-        mutations = []
-        start = 0
-        for rows in batches:
-            mutations.append(chosen(rows, live[start : start + rows.num_rows]))
-            start += rows.num_rows
+        mutations = _live_rows(batches, live)
         if self._writer is None:
             path = self._new(f"{self._attempt}-{len(self._files):05}.parquet")
             self._writer = DataFileWriter(self._storage, path, self.schema.arrow)
         position = self._writer.rows
         try:
-            self._writer.write(pa.Table.from_batches([self._row_batch(rows) for rows in mutations if rows.num_rows]))
+            self._writer.write(pa.Table.from_batches([self._counted(rows) for rows in mutations]))
         except (MemoryError, OSError):
             raise
         except Exception as error:
@@ -252,29 +248,38 @@ class PartWriter:
             raise
         return len(self._files), position
 
-    def _row_batch(self, mutations: pa.RecordBatch) -> pa.RecordBatch:
-        """Mutations as rows of the table."""
+    def _counted(self, mutations: pa.RecordBatch) -> pa.RecordBatch:
+        """Mutations as rows of the table; their fields are in the report then."""
         parsed = parse(mutations.column("value"), self.schema.columns)
         self._report += parsed.report
+        return self._row_batch(mutations, parsed)
+
+    def _row_batch(self, mutations: pa.RecordBatch, parsed: Parsed) -> pa.RecordBatch:
         arrays = [*own_columns(mutations, parsed.raw), *parsed.columns]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema.arrow)
 
     def _write_to_memory(self, mutations: pa.RecordBatch) -> None:
+        rows = self._row_batch(mutations, parse(mutations.column("value"), self.schema.columns))
         with parquet_writer(pa.BufferOutputStream(), self.schema.arrow) as writer:
-            writer.write_table(pa.Table.from_batches([self._row_batch(mutations)]))
+            writer.write_table(pa.Table.from_batches([rows]))
 
-    def _told_refused(self, batches: list[pa.RecordBatch], live: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which live rows are refused; ``on_refused`` gets them."""
+    def _refused(
+        self,
+        batches: list[pa.RecordBatch],
+        live: NDArray[np.bool_],
+        on_refused: Callable[[pa.RecordBatch, list[str]], object],
+    ) -> NDArray[np.bool_]:
+        """Which live rows cannot be written; ``on_refused`` gets them."""
         found = np.zeros(len(live), np.bool_)
+        reasons = find_unwritable(_live_rows(batches, live), self._write_to_memory)
         start = 0
-        for rows in batches:
+        for rows in batches if reasons else ():
             part = slice(start, start + rows.num_rows)
             ids = change_ids(rows)
-            found[part] = [each in self._refused for each in ids]
+            found[part] = [each in reasons for each in ids]
             found[part] &= live[part]
             if found[part].any():
-                reasons = [self._refused[ids[number]] for number in np.flatnonzero(found[part])]
-                self._on_refused(chosen(rows, found[part]), reasons)
+                on_refused(chosen(rows, found[part]), [reasons[ids[number]] for number in np.flatnonzero(found[part])])
             start = part.stop
         return found
 
@@ -325,6 +330,16 @@ class PartWriter:
                 )
         self._storage.delete([file.path, sidecar_path(file.path)])
         return found
+
+
+def _live_rows(batches: list[pa.RecordBatch], live: NDArray[np.bool_]) -> list[pa.RecordBatch]:
+    """The rows of a chunk that are live."""
+    found = []
+    start = 0
+    for rows in batches:
+        found.append(chosen(rows, live[start : start + rows.num_rows]))
+        start += rows.num_rows
+    return [rows for rows in found if rows.num_rows]
 
 
 class _Places(NamedTuple):

@@ -214,6 +214,10 @@ class TableSchema:
         wanted = set(names)
         return self._of(_as_decimal(field) if field.name in wanted else field for field in self._fields)
 
+    def widens(self, before: "TableSchema") -> bool:
+        """Whether files with the columns of ``before`` must be written again, because types differ."""
+        return not dict(before.columns).items() <= dict(self.columns).items()
+
     @classmethod
     def _of(cls, fields: Iterable[_Field]) -> "TableSchema":
         schema = cls()

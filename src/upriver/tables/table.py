@@ -92,7 +92,7 @@ class Edit:
     vectors: bool | None = None
     #: Application and version.
     txn: tuple[str, int] | None = None
-    #: Other numbers that applications keep in the table, replaced with the transaction.
+    #: Other numbers that applications keep in the table.
     numbers: Mapping[str, int] = field(default_factory=dict)
     #: False if rows only move.
     data_change: bool = True
@@ -374,8 +374,8 @@ class Table:
             actions.append((with_vectors if edit.vectors else without_vectors)(self.snapshot.protocol))
         if edit.schema is not None or edit.properties or edit.vectors is not None:
             actions.append(self._metadata(edit))
-        if edit.txn is not None:
-            actions += [Txn(*each, now_ms) for each in (edit.txn, *edit.numbers.items())]
+        txns = [] if edit.txn is None else [edit.txn]
+        actions += [Txn(*each, now_ms) for each in (*txns, *edit.numbers.items())]
         actions += files
         content = encode(actions)
         version = self.snapshot.version + 1

@@ -34,6 +34,15 @@ def test_large_rows_come_in_small_pieces(tmp_path: Path) -> None:
     assert [rows.num_rows for rows in live_rows(path, BitMap([4]), SCHEMA)] == [2, 2, 1, 2, 1]
 
 
+def test_a_column_that_has_become_wider_gets_the_decimals_of_kept_documents(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    kept = pa.array([None, b'{"n": 1.5}', b'{"n": 2, "m": 3}'], pa.binary())
+    pq.write_table(pa.table({"n": pa.array([1, None, 2], pa.int64()), "_raw": kept}), path)
+    (rows,) = live_rows(path, BitMap(), SCHEMA.widened(["n"]))
+    assert rows["n"].to_pylist() == [1, 1.5, 2]
+    assert rows["_raw"].to_pylist() == [None, None, b'{"n": 2, "m": 3}']
+
+
 def test_columns_of_other_programs(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"n": [1], "score": [0.5], "_vbucket": pa.array([1], pa.int32())}), path)

@@ -63,6 +63,10 @@ class Job(abc.ABC):
         """Counts since the start, for the progress and the summary."""
         return {}
 
+    def warnings(self) -> list[str]:
+        """What the user should know about the results, each thing once."""
+        return []
+
     def table(self) -> tuple[Sequence[str], Sequence[Sequence[Any]]] | None:
         """A table for a terminal: names of columns, and rows; or None."""
         return None

@@ -29,10 +29,14 @@ class RunProgress:
     counts: Mapping[str, int] = field(default_factory=dict)
     #: The failure that it is waiting out, if any.
     waiting_for: str = ""
+    #: What the user should know about the results.
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """For a line of JSON, with the counts at the top level."""
         said = {name: value for name, value in asdict(self).items() if name != "counts"}
+        if not self.warnings:
+            del said["warnings"]
         said |= {"seconds": round(self.seconds, 1), "rows_per_s": round(self.rows_per_s, 1)}
         if self.lag_s is not None:
             said["lag_s"] = round(self.lag_s, 1)

@@ -164,6 +164,7 @@ class _Runner:
             restarts=sum(leg.restarts for leg in self._legs),
             counts=dict(counts),
             waiting_for="; ".join(leg.trouble.why for leg in self._legs if leg.trouble is not None),
+            warnings=tuple(self._job.warnings()),
         )
         self._listener(progress)
         return progress

@@ -102,6 +102,7 @@ class Mirror(RangePipeline):
         self._compactors: list[Compactor] = []
         self._nodes: NodeTaskSource | None = None
         self._counted: dict[str, int] = {}
+        self._decimals: frozenset[str] = frozenset()
 
     @property
     def target(self) -> str:
@@ -176,6 +177,15 @@ class Mirror(RangePipeline):
                 found[name] = found.get(name, 0) + value
         return found
 
+    def warnings(self) -> list[str]:
+        """The declared columns that do not have all numbers of the documents."""
+        found = self._decimals if self._keeper is None else self._decimals | self._keeper.decimals
+        return [
+            f"column {name}: some documents have decimals, but --schema declares whole numbers. There the column is "
+            f"null, and _raw has the value. To store them in the column, start the mirror again with '{name} double'"
+            for name in sorted(found)
+        ]
+
     def close(self) -> None:
         """Wait for a running compaction, and close the connections."""
         with self._working:
@@ -185,6 +195,8 @@ class Mirror(RangePipeline):
         for compactor in self._compactors:
             compactor.stop()
         self._counted = self.counts()
+        if self._keeper is not None:
+            self._decimals |= self._keeper.decimals
         if self._nodes is not None:
             self._nodes.close()
         self._keeper = self._nodes = None

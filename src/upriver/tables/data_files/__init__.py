@@ -2,6 +2,6 @@
 
 from upriver.tables.data_files.data_file import DataFileWriter, NewFile
 from upriver.tables.data_files.part_result import PartResult
-from upriver.tables.data_files.unwritable_rows import ChangeId, UnwritableRows
+from upriver.tables.data_files.unwritable_rows import UnwritableRows
 
-__all__ = ["ChangeId", "DataFileWriter", "NewFile", "PartResult", "UnwritableRows"]
+__all__ = ["DataFileWriter", "NewFile", "PartResult", "UnwritableRows"]

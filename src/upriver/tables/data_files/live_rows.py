@@ -25,11 +25,14 @@ _BUFFER_BYTES: Final = 1 << 20
 def live_rows(path: Path, dead: BitMap, schema: TableSchema) -> Iterator[pa.Table]:
     """All rows but the dead ones, in order. Columns of other programs follow those of the schema.
 
-    Columns that are newer than the file are filled from the documents that rows keep.
+    Columns that are newer or wider than those of the file are filled from the documents that rows keep.
     """
     for rows in stored_rows(path, dead):
         found = conform(rows, schema)
-        is_older = any(column.name not in rows.column_names for column in schema.columns)
+        is_older = any(
+            name not in rows.column_names or rows.schema.field(name).type != schema.arrow.field(name).type
+            for name, _ in schema.columns
+        )
         yield completed(found, schema) if is_older else found
 
 

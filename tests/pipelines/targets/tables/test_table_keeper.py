@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.crashing_storage import StorageCrash
 from tests.support.depth import examples
+from tests.support.odd_documents import ODD
 from tests.support.sample_tables import READERS
 from tests.support.table_model import RULES, TableRun, held
 from upriver.errors import (
@@ -846,28 +847,22 @@ def test_the_users_columns(tmp_path: Path) -> None:
     assert columns(run) == {"n": "int", "other": "int"}
     assert read(run.table.url, ["other"])["other"].to_pylist().count(2) == 1
     run.check()
+    assert run.keeper.decimals == frozenset()
+    run.cluster.put(2, "l", b'{"n": 2.5}')
+    run.catch_up()
+    assert run.keeper.decimals == {"n"}
+    assert read(run.table.url, ["n"])["n"].to_pylist().count(None) == 2
+    run.settings = replace(run.settings, schema=TableSchema([Column("n", "float"), Column("more", "text")]))
+    run.start()
+    run.cluster.put(0, "more", b'{"n": 4}')
+    run.catch_up()
+    assert columns(run) == {"n": "float", "other": "int", "more": "text"}
+    assert sorted(read(run.table.url, ["n"])["n"].to_pylist()) == [1, 1, 1.5, 2.5, 4], "earlier decimals are there too"
+    assert run.keeper.decimals == frozenset()
+    run.check()
     run.settings = replace(run.settings, schema=TableSchema([Column("n", "text")]))
-    with pytest.raises(OptionError, match="already holds long"):
+    with pytest.raises(OptionError, match="already holds double"):
         run.start()
-
-
-ODD: dict[str, bytes] = {
-    "empty": b"",
-    "large": b'{"text": "' + b"x" * (20 << 20) + b'"}',
-    "not JSON": b"\x00\xff" * 1000,
-    "fields": json.dumps({f"field{number}": number for number in range(5000)}).encode(),
-    "nulls": b'{"n": null, "a": {"b": null, "c": [null, {"d": null}]}}',
-    "beyond 64 bits": b'{"n": 123456789012345678901234567890, "m": -9223372036854775809}',
-    "twice": b'{"n": 1, "n": 2}',
-    "deep": b"[" * 2000 + b"]" * 2000,
-    "numbers": b'{"n": 1e400, "m": 1E-7, "o": -0.0}',
-    "own names": b'{"_key": "mine", "_seqno": 7, "_vbucket": 99}',
-    "cases": b'{"Name": 1, "name": 2, "NAME": 3}',
-    "odd names": '{"a b": 1, "": 2, "x;y": 3, "\u00e9": 4, "\ud83d\ude00": 5}'.encode("utf-8", "surrogatepass"),
-    "surrogate": b'{"text": "\\ud800"}',
-    "scalar": b"17",
-    "text": b'"only text"',
-}
 
 
 @pytest.mark.parametrize("vectors", [True, False])

@@ -7,14 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
+from tests.support.broken_writer import refuse_keys
 from tests.support.crashing_storage import CrashingStorage, StorageCrash
 from tests.support.table_model import RULES, TableRun
 from upriver.pipelines.apply.task_source import NodeTaskSource
+from upriver.pipelines.targets.tables.error_file import ErrorPlace
 from upriver.pipelines.targets.tables.table_keeper import table_task
 from upriver.pipelines.targets.tables.table_task import (
     SAMPLE,
@@ -27,7 +30,7 @@ from upriver.pipelines.targets.tables.table_task import (
 from upriver.pipelines.targets.target import ReadAhead
 from upriver.spark import ReadOptions, packed_ranges
 from upriver.spark.batch_planner import next_offset, ranges
-from upriver.tables import Column, FieldReport, TableSchema
+from upriver.tables import Column, FieldReport, PartWriter, TableSchema, TableStorage, read, vacuum_table
 
 
 @pytest.fixture
@@ -144,16 +147,56 @@ def test_a_task_that_ends_leaves_only_files_that_nothing_references(run: TableRu
     run.cluster.put(0, "k", b"{}")
     run.catch_up()
     run.cluster.put(0, "k", b"new")
+    assert run.history is not None
     for operation in range(100):
-        task = task_of(run, storage=CrashingStorage.of(run.table, operation))
+        storage = CrashingStorage.of(run.table, operation)
         try:
-            task(item(run))
+            task_of(run, storage=storage, history=storage.beside(run.history))(item(run))
         except StorageCrash:
             continue
         break
-    assert operation > 2
+    assert operation == 4, "a data file, its index, the keys and the history"
+    assert run.keeper.history is not None
+    left = files(run)
+    for table in (run.keeper.table, run.keeper.history.table):
+        vacuum_table(table, retention_s=0, now_s=2.0**32)
+    assert files(run) < left, "vacuum removes what the attempts have left"
+    assert read(run.table.url)["_seqno"].to_pylist() == [1]
     run.catch_up()
     run.check()
+
+
+def test_several_refused_documents_cost_one_more_read(
+    run: TableRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = PartWriter.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "chunk_bytes", 1)  # each row is a chunk of its own
+    bad = [f"k{number}" for number in (2, 5, 6, 11)]
+    refuse_keys(monkeypatch, *bad)
+    for number in range(12):
+        run.cluster.put(number % 3, f"k{number}", b'{"n": %d}' % number)
+    reads = 0
+
+    def connect(columns: Any) -> Any:
+        source: Any = run.connect(columns)
+        rows = source.rows
+
+        def counted(asked: Any) -> Any:
+            nonlocal reads
+            reads += bool(asked)
+            return rows(asked)
+
+        source.rows = counted
+        return source
+
+    place = ErrorPlace(TableStorage.of(tmp_path / "errors"), "query", 1)
+    result = result_of(run, connect=connect, errors=place)
+    assert reads == 2
+    assert result.part is not None
+    assert (result.part.live_rows, result.refused, result.errors) == (8, 4, place.path(item(run)))
+    found = pq.read_table(tmp_path / "errors" / result.errors)
+    assert sorted(found["key"].to_pylist()) == sorted(map(str.encode, bad))
 
 
 def test_a_task_stops_early_if_a_column_must_change(run: TableRun) -> None:

@@ -38,6 +38,7 @@ from upriver.errors import (
 from upriver.pipelines.apply.task_apply import Connect, TaskSource, outlook, still_ahead
 from upriver.pipelines.core.range_pipeline import RunTasks
 from upriver.pipelines.core.workers import Workers
+from upriver.pipelines.targets.tables.error_file import ErrorPlace
 from upriver.pipelines.targets.tables.foreign_rows import touched_vbuckets
 from upriver.pipelines.targets.tables.history import History
 from upriver.pipelines.targets.tables.table_task import Growth, TableTask, TaskResult, packed_vbuckets
@@ -129,6 +130,8 @@ class TableKeeper:
         self._unseen: set[int] = set()
         #: Fields without a column, over all batches of this process.
         self._fields = FieldReport()
+        #: Declared columns of whole numbers for which documents have decimals.
+        self.decimals: frozenset[str] = frozenset()
         self._looked_at = 0.0
         #: The last batch in the table that proved to be one of this checkpoint, with the fingerprint of its end.
         self._known_batch: tuple[int, int | None] | None = None
@@ -172,17 +175,23 @@ class TableKeeper:
             table.refresh()  # all is read again, and so is what other programs have changed
             everything = {DUE: json.dumps(sorted(self._vbuckets()))}
             table.commit(Edit("NOTE LOST FILES", removed=lost, properties=everything))
+        if (errors := error_place(table, self._settings)) is not None:
+            errors.discard()  # a start over would forget them
         if table.snapshot.txns.get(application(table), -1) > logged:
             self.starts_over = True
             table.commit(self._new_numbering())
         if table.is_log_cut and (due := sorted(self._vbuckets())) != json.loads(table.properties.get(DUE, "[]")):
             # Other programs may have changed rows in versions that the log no longer has.
             table.commit(Edit("NOTE LOST VERSIONS", properties={DUE: json.dumps(due)}, data_change=False))
-        if self._settings.schema is not None:
-            wanted = table.schema.with_columns(self._settings.schema.columns)
-            if wanted != table.schema:
-                table.commit(Edit("ADD COLUMNS", schema=wanted, data_change=False))
+        wanted = self._declared(table.schema)
+        if wanted != table.schema and not wanted.widens(table.schema):  # otherwise the first batch does it, in tasks
+            table.commit(Edit("ADD COLUMNS", schema=wanted, data_change=False))
         return table
+
+    def _declared(self, schema: TableSchema) -> TableSchema:
+        """The schema with the columns that the user wants; whole numbers become decimals if that is declared."""
+        wanted = () if self._settings.schema is None else self._settings.schema.columns
+        return schema.widened(name for name, kind in wanted if kind == "float").with_columns(wanted)
 
     def _new_numbering(self) -> Edit:
         properties = {NUMBERING: secrets.token_hex(8), DUE: json.dumps(sorted(self._vbuckets()))}
@@ -212,6 +221,7 @@ class TableKeeper:
                 self.counts.replayed += 1
                 return None
             self._switch_vectors(workers)
+            self._declare_columns(workers)
             self.repair(workers)
             return self._task()
 
@@ -263,6 +273,23 @@ class TableKeeper:
             return Edit("DISABLE VECTORS", _added(new), removed=hidden, vectors=False, data_change=False)
 
         self._commit(edit)
+
+    def _declare_columns(self, workers: Workers) -> None:
+        """Give the table the columns that the settings want."""
+        if self._declared(self.table.schema) != self.table.schema:
+            self._commit(lambda: self._schema_edit(self._declared, workers))
+
+    def _schema_edit(self, changed: Callable[[TableSchema], TableSchema], workers: Workers) -> Edit:
+        """The edit that changes the schema."""
+        before = self.table.schema  # which another program may have changed since
+        after = changed(before)
+        if not after.widens(before):
+            return Edit("ADD COLUMNS", schema=after, data_change=False)
+        # A data file must have the types of the schema, so all are written again, once.
+        files = list(self.table.snapshot.files)
+        work = FileWork(self.table.storage, after, seed_of(self.table))
+        new = rewritten(work, self.table, dict.fromkeys(files, BitMap()), workers)
+        return Edit("WIDEN COLUMNS", _added(new), removed=files, schema=after, data_change=False)
 
     # Changes by other programs
 
@@ -324,6 +351,7 @@ class TableKeeper:
                 self._looked_at = time.monotonic()
                 self._refresh()
             self._switch_vectors(workers)
+            self._declare_columns(workers)
             self.repair(workers)
 
     def repair(self, workers: Workers) -> None:
@@ -404,6 +432,7 @@ class TableKeeper:
             changed = self._grow(report if round_ < GROWTHS_MAX else replace(report, unknown={}), workers)
             if not changed and agreed is not None and all(map(self._is_current, agreed)):
                 self._fields = FieldReport(report.documents, report.unknown)
+                self.decimals |= report.decimals
                 return agreed
             self._drop(found)
             # A task has chosen columns by a sample. If all samples together justify no column, none may choose.
@@ -431,27 +460,14 @@ class TableKeeper:
 
     def _is_current(self, result: TaskResult) -> bool:
         """Whether a result has the basis and the columns of the table as it is now."""
-        columns = dict(self.table.schema.columns)
-        return result.basis == basis_of(self.table) and dict(result.schema.columns).items() <= columns.items()
+        return result.basis == basis_of(self.table) and not self.table.schema.widens(result.schema)
 
     def _grow(self, report: FieldReport, workers: Workers) -> bool:
         """Change the schema if the documents need it; returns whether it has changed."""
         growth = self._task().growth
         if growth is None or growth.grown(self.table.schema, report) == self.table.schema:
             return False
-
-        def edit() -> Edit:
-            before = self.table.schema  # which another program may have changed since
-            after = growth.grown(before, report)
-            if dict(before.columns).items() <= dict(after.columns).items():
-                return Edit("ADD COLUMNS", schema=after, data_change=False)
-            # A data file must have the types of the schema, so all are written again, once.
-            files = list(self.table.snapshot.files)
-            work = FileWork(self.table.storage, after, seed_of(self.table))
-            new = rewritten(work, self.table, dict.fromkeys(files, BitMap()), workers)
-            return Edit("WIDEN COLUMNS", _added(new), removed=files, schema=after, data_change=False)
-
-        self._commit(edit)
+        self._commit(lambda: self._schema_edit(lambda schema: growth.grown(schema, report), workers))
         return True
 
     def _drop(self, results: Iterable[TaskResult]) -> None:
@@ -472,6 +488,7 @@ class TableKeeper:
         parts = [each.part for each in found if each.part is not None]
         added = [file for part in parts for file in part.files]
         keys = [part.keys for part in parts if part.keys]
+        errors = [each.errors for each in found if each.errors]
         replaced = {number: read for each in found for number, read in each.outcome.replaced.items()}
         cleared = {number for each in found for number in each.outcome.cleared}
         passed = {number: seen for each in found for number, seen in each.outcome.passed.items()}
@@ -490,10 +507,10 @@ class TableKeeper:
                 dead | {file.path: file.dead_rows for file in added if file.dead},
                 properties=properties,
                 txn=None if batch_number is None else (self.application, batch_number),
-                numbers={} if batch_number is None else self._end_number(batch_number),
+                numbers={**self._end_number(batch_number), **self._error_number(errors)},
                 base=base,
             )
-            if not added and not dead and not properties:
+            if not added and not dead and not properties and not errors:
                 self.table.storage.delete(keys)
                 return  # a batch that only records a proof; repeating it costs nothing
             try:
@@ -517,9 +534,17 @@ class TableKeeper:
         self.counts.read_again += len(replaced)
         self.table.storage.delete(keys)
 
-    def _end_number(self, batch_number: int) -> dict[str, int]:
-        end = self._end_of(batch_number)
+    def _end_number(self, batch_number: int | None) -> dict[str, int]:
+        end = None if batch_number is None else self._end_of(batch_number)
         return {ends_of(self.application): fingerprint(end)} if end else {}
+
+    def _error_number(self, paths: Collection[str]) -> dict[str, int]:
+        """The number that makes files with refused documents a part of the commit; other attempts have none then."""
+        place = error_place(self.table, self._settings)
+        if place is None:
+            return {}
+        place.discard(but=paths)
+        return {errors_of(self.application): place.number} if paths else {}
 
     def _written_again(self, edit: Edit, workers: Workers) -> Edit:
         """The edit for a table without vectors: files with dead rows are written again."""
@@ -576,6 +601,19 @@ def ends_of(application: str) -> str:
     return f"{application}-end"
 
 
+def errors_of(application: str) -> str:
+    """The name under which a table keeps the number of the last commit that had refused documents."""
+    return f"{application}-errors"
+
+
+def error_place(table: Table, settings: KeeperSettings) -> ErrorPlace | None:
+    """Where the tasks of the next commit put refused documents."""
+    if settings.errors is None:
+        return None
+    name = application(table)
+    return ErrorPlace(settings.errors, name, table.snapshot.txns.get(errors_of(name), 0) + 1)
+
+
 def fingerprint(end: Offset) -> int:
     """A number for the end of a batch, such as Delta stores beside the number of a transaction."""
     digest = hashlib.sha256(json.dumps(end.packed(), sort_keys=True).encode()).digest()
@@ -589,8 +627,9 @@ def reads_ahead(table: Table) -> dict[int, ReadAhead]:
 
 
 def basis_of(table: Table) -> str:
-    """Identifies the table, its way to hide old versions, and its reads ahead of the stream."""
-    return f"{table.snapshot.metadata.id} {table.vectors} {table.properties.get(AHEAD, '')}"
+    """Identifies the table, its way to hide old versions, its reads ahead of the stream, and its refused documents."""
+    errors = table.snapshot.txns.get(errors_of(application(table)), 0)
+    return f"{table.snapshot.metadata.id} {table.vectors} {table.properties.get(AHEAD, '')} {errors}"
 
 
 def table_task(
@@ -612,7 +651,7 @@ def table_task(
         growth=Growth(share=settings.share, at_least=at_least) if settings.schema is None else None,
         vectors=table.vectors,
         history=history,
-        errors=settings.errors,
+        errors=error_place(table, settings),
     )
 
 

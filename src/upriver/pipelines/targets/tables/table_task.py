@@ -7,8 +7,8 @@ If the first documents have fields that should become columns, the task writes w
 if all tasks have chosen the same. Otherwise, and if a column must change, it decides, and the tasks run again.
 
 A document that cannot be written goes to the file of errors, if the user wants one. It costs the file that it was
-written to, so the task starts over and leaves it out. The table then has no row of its key: an earlier version would be
-wrong.
+written to, so the task starts over, once, and tries each chunk in memory before it writes it. The table then has no row
+of its key: an earlier version would be wrong.
 """
 
 import pickle
@@ -24,13 +24,12 @@ import pyarrow.compute as pc
 
 from upriver.errors import TargetRefused
 from upriver.pipelines.apply.task_apply import Connect, TaskOutcome, TaskSource, apply_ranges, replace
-from upriver.pipelines.targets.tables.error_file import ErrorFile
+from upriver.pipelines.targets.tables.error_file import ErrorFile, ErrorPlace
 from upriver.pipelines.targets.tables.history import HistoryWriter
 from upriver.pipelines.targets.target import ReadAhead
 from upriver.spark import FIELDS, unpacked_ranges
 from upriver.tables import (
     Add,
-    ChangeId,
     FieldReport,
     NewFile,
     PartResult,
@@ -121,12 +120,12 @@ class TableTask:
     vectors: bool = True
     history: TableStorage | None = None
     #: Where documents go that cannot be written; without it they fail the task.
-    errors: TableStorage | None = None
+    errors: ErrorPlace | None = None
 
     def __call__(self, item: bytes) -> bytes:
         """Apply packed ranges."""
         ranges = unpacked_ranges(item)
-        return self._work(lambda source, sink: apply_ranges(source, ranges, self.ahead, sink, seen=sink.seen))
+        return self._work(item, lambda source, sink: apply_ranges(source, ranges, self.ahead, sink, seen=sink.seen))
 
     def repair(self, item: bytes) -> bytes:
         """Replace vbuckets by what the nodes hold."""
@@ -138,22 +137,20 @@ class TableTask:
             replace(source, vbuckets & known, sink, outcome)
             return outcome
 
-        return self._work(work)
+        return self._work(item, work)
 
     def relocate(self, item: bytes) -> bytes:
         """Find the old versions again in the table as it is now, from the saved list of keys."""
         return pickle.dumps(self._dead(item.decode()))
 
-    def _work(self, work: Callable[[TaskSource, "_TableSink"], TaskOutcome]) -> bytes:
-        """Work until all rows that cannot be written are known."""
-        refused: dict[ChangeId, str] = {}
-        while True:
-            try:
-                return self._attempt(work, refused)
-            except UnwritableRows as stop:
-                if self.errors is None:
-                    raise self._refusal(stop) from stop
-                refused |= stop.reasons
+    def _work(self, item: bytes, work: "_Work") -> bytes:
+        """Work, and start over if there are rows that cannot be written."""
+        try:
+            return self._attempt(work, None)
+        except UnwritableRows as stop:
+            if self.errors is None:
+                raise self._refusal(stop) from stop
+        return self._attempt(work, ErrorFile(self.errors.storage, self.errors.path(item)))
 
     def _refusal(self, stop: UnwritableRows) -> TargetRefused:
         """The error for rows that cannot be written and have nowhere else to go."""
@@ -164,14 +161,13 @@ class TableTask:
         hint = "with --errors-to PATH such documents are stored there"
         return TargetRefused(self.storage.url, len(stop.reasons), [*samples, hint])
 
-    def _attempt(
-        self, work: Callable[[TaskSource, "_TableSink"], TaskOutcome], refused: Mapping[ChangeId, str]
-    ) -> bytes:
+    def _attempt(self, work: "_Work", errors: ErrorFile | None) -> bytes:
         source = self.connect(COLUMNS if self.history is None else tuple(FIELDS))
-        sink = _TableSink(self, refused)
+        sink = _TableSink(self, errors)
         try:
             outcome = work(source, sink)
             part = sink.writer.finish(outcome.replaced.keys() | outcome.cleared)
+            dead = self._dead(part.keys)
             result = TaskResult(
                 version=self.version,
                 basis=self.basis,
@@ -180,10 +176,10 @@ class TableTask:
                 report=part.report,
                 part=part,
                 history=sink.finish_history(),
-                errors=sink.finish_errors(),
-                refused=sink.refused,
-                dead=self._dead(part.keys),
+                dead=dead,
                 outcome=outcome,
+                refused=0 if errors is None else errors.rows,
+                errors="" if errors is None else errors.finish(),  # the last file, because nothing removes it
             )
         except OtherColumns:
             sink.abandon()
@@ -203,10 +199,10 @@ class TableTask:
 class _TableSink:
     """Where a task puts its changes."""
 
-    def __init__(self, task: TableTask, refused: Mapping[ChangeId, str]) -> None:
+    def __init__(self, task: TableTask, errors: ErrorFile | None) -> None:
         self._task = task
+        self._errors = errors
         attempt = uuid.uuid4().hex
-        self._errors = None if task.errors is None else ErrorFile(task.errors, attempt)
         self.writer = PartWriter(
             task.storage,
             task.schema,
@@ -214,8 +210,7 @@ class _TableSink:
             attempt=attempt,
             vectors=task.vectors,
             cache=cache_directory(),
-            refused=refused,
-            on_refused=self._refuse,
+            on_refused=None if errors is None else errors.add,
         )
         self._history = None if task.history is None else HistoryWriter(task.history, attempt)
         #: The fields of the first documents.
@@ -241,19 +236,6 @@ class _TableSink:
         """Finish the file of the history."""
         return None if self._history is None else self._history.finish()
 
-    def finish_errors(self) -> str:
-        """Finish the file with the refused documents; returns its name, or nothing."""
-        return "" if self._errors is None else self._errors.finish()
-
-    @property
-    def refused(self) -> int:
-        """Number of refused documents."""
-        return 0 if self._errors is None else self._errors.rows
-
-    def _refuse(self, rows: pa.RecordBatch, reasons: list[str]) -> None:
-        assert self._errors is not None
-        self._errors.add(rows, reasons)
-
     def abandon(self) -> None:
         """Remove what was written."""
         self.writer.abandon()
@@ -272,9 +254,13 @@ class _TableSink:
         assert growth is not None
         self.sample = parse(values, schema.columns).report
         needed = growth.grown(schema, self.sample)
-        if not dict(schema.columns).items() <= dict(needed.columns).items():
+        if needed.widens(schema):
             raise OtherColumns
         self.writer.schema = needed
+
+
+#: What a task does with its connection to the nodes and its sink.
+_Work = Callable[[TaskSource, _TableSink], TaskOutcome]
 
 
 def cache_directory() -> Path:
