@@ -46,6 +46,7 @@ STATUSES = {
     0x84: "InternalError",
     0x85: "Busy",
     0x86: "TemporaryFailure",
+    0xA3: "DurabilityAmbiguous",
 }
 
 

@@ -53,7 +53,8 @@
         ├── AuthenticationFailed 0x20                       ├── OutOfRange 0x22
         ├── RollbackRequired 0x23 ├── AccessDenied 0x24
         ├── UnknownCommand 0x81   ├── OutOfMemory 0x82      ├── NotSupported 0x83
-        └── InternalError 0x84    ├── Busy 0x85             └── TemporaryFailure 0x86
+        ├── InternalError 0x84    ├── Busy 0x85             ├── TemporaryFailure 0x86
+        └── DurabilityAmbiguous 0xa3
 
 Exceptions keep their facts as attributes and build the sentence in ``__str__``. A status without a class of its own
 becomes a plain ``StatusError`` that keeps the number.
@@ -626,4 +627,8 @@ class Busy(StatusError, status=0x85, text="Busy"):
 
 
 class TemporaryFailure(StatusError, status=0x86, text="Temporary failure"):
-    """Try again: the disk queue is full, or the vbucket is not ready."""
+    """Try again: the disk queue is full, or the vbucket is not ready. Nothing was changed."""
+
+
+class DurabilityAmbiguous(StatusError, status=0xA3, text="The change was made, but it is not known to be on disk"):
+    """The node made the change but cannot say whether it lasts. A retry may make the change a second time."""

@@ -143,6 +143,9 @@ def test_what_was_overtaken_is_void() -> None:
     assert not_overtaken(rows, {0, 1, 2}, set()) == []  # a later row of each key was written
     assert not_overtaken(rows, {0, 1, 2, 4}, set()) == [0, 2, 4]  # in their order, none was
     assert not_overtaken(rows, {0, 1}, {2, 3, 4}) == [0, 1]  # what is refused overtakes nothing
+    place, numbers = CHANGES.get_field_index("vbucket"), pa.array([0, 0, 0, 0, 1], pa.uint16())
+    rows = rows.set_column(place, CHANGES.field(place), numbers)
+    assert not_overtaken(rows, {0, 1, 2}, {3}) == [0, 1, 2]  # the same key in another vbucket is another document
 
 
 def test_a_refusal_to_read_is_told_as_it_is(upriver_node: EmbeddedNode) -> None:

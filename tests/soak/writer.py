@@ -1,14 +1,13 @@
 """Clients that write, check what they wrote, and leave at any moment."""
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable
 
 from tests.soak.ledger import Ledger, contents_after, number_in
 from upriver.client import KvClient
-from upriver.errors import KeyNotFound, UpriverError
+from upriver.errors import UpriverError
 
 #: Long enough for a kill, a restart and a move: a client waits rather than fail.
 TIMEOUT_S = 120.0
@@ -72,9 +71,7 @@ class SoakWriter:
         value, happened = contents_after(number), self._watch()
         began = time.monotonic()
         if value is None:
-            # A node whose disk was full may have deleted it at the first attempt, which it answers as a failure.
-            with contextlib.suppress(KeyNotFound):
-                await kv.delete(key)
+            await kv.delete(key)
         else:
             await kv.set(key, value + b" " * self._random.randrange(1, PADDING_BYTES_MAX))
         self._ledger.acknowledge(key, number, time.monotonic() - began, happened)

@@ -31,9 +31,13 @@ def main(source: str, destination: str, directory: str) -> None:
     tasks = spark.sparkContext.range(8, numSlices=8).mapPartitions(places).collect()
     told["executors"], told["files"] = (sorted(set(each)) for each in zip(*tasks, strict=True))
 
+    with SyncKvClient(source) as kv:
+        vbuckets = str(kv.cluster_map.vbuckets)
+
     def follow() -> int:
         stream = spark.readStream.format("upriver").option("address", source).option("maxRowsPerTrigger", "900").load()
         writer = stream.writeStream.format("upriver").option("address", destination).option("mode", "meta")
+        writer = writer.option("sourceVbuckets", vbuckets)
         query = writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True).start()
         query.awaitTermination()
         offset = json.loads(query.recentProgress[-1].json)["sources"][0]["endOffset"]

@@ -19,9 +19,13 @@ def main(server: str, source: str, destination: str, directory: str) -> None:
     people = changes(latest(reader.option("valueSchema", "name string").load()))
     told: dict[str, Any] = {"names": sorted(row["name"] for row in people.select("key", "value.name").collect())}
 
+    with SyncKvClient(source) as kv:
+        vbuckets = str(kv.cluster_map.vbuckets)
+
     def follow() -> None:
         stream = spark.readStream.format("upriver").option("address", source).load()
         writer = stream.writeStream.format("upriver").option("address", destination).option("mode", "meta")
+        writer = writer.option("sourceVbuckets", vbuckets)
         query = writer.option("checkpointLocation", f"{directory}/checkpoint").trigger(availableNow=True).start()
         query.awaitTermination()
 

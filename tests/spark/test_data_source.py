@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, DoubleType, IntegerType, StringType, StructField, StructType, TimestampType
 
+from tests.support.node_contents import copies, put
 from tests.support.spark_driver import source_of
 from tests.support.spark_tables import PATIENCE_S, contents_at, lose_commit, stream_of
 from upriver.client import SyncKvClient
@@ -91,13 +92,14 @@ def test_a_batch_that_is_written_again_changes_nothing(
         kv.set_many({f"k{n}": b"v%d" % n for n in range(500)})
 
         def write(frame: DataFrame, number: int) -> None:
-            options = {"address": other.address, "mode": mode}
+            options = {"address": other.address, "mode": mode, "sourceVbuckets": "64"}
             frame.write.format("upriver").options(**options).mode("append").save()
 
         def replicate() -> None:
             writer = stream_of(spark, upriver_node.address, maxRowsPerTrigger=300).writeStream
             if way == "stream":
                 writer = writer.format("upriver").option("address", other.address).option("mode", mode)
+                writer = writer.option("sourceVbuckets", "64")
             else:
                 writer = writer.foreachBatch(write)
             writer = writer.queryName("copying").option("checkpointLocation", str(tmp_path / "c"))
@@ -150,3 +152,22 @@ def test_a_stream_with_options_that_it_cannot_have_fails_when_it_starts(options:
         with pytest.raises(OptionError, match=told):
             call()
     reader.stop()
+
+
+@pytest.mark.parametrize("way", ["batch", pytest.param("stream", marks=pytest.mark.slow)])
+@pytest.mark.upriver(vbuckets=4)
+def test_a_key_in_two_vbuckets_is_copied_twice(
+    spark: SparkSession, upriver_node: EmbeddedNode, tmp_path: Path, way: str
+) -> None:
+    values = {number: b"v%d" % number for number in range(4)}
+    put(upriver_node, b"twin", values)
+    with start(vbuckets=4) as other:
+        options = {"address": other.address, "mode": "meta", "sourceVbuckets": "4"}
+        if way == "batch":
+            frame = spark.read.format("upriver").option("address", upriver_node.address).load()
+            frame.write.format("upriver").options(**options).mode("append").save()
+        else:
+            writer = stream_of(spark, upriver_node.address).writeStream.format("upriver").options(**options)
+            query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+            assert query.awaitTermination(PATIENCE_S)
+        assert copies(other, b"twin") == values

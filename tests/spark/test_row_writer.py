@@ -1,21 +1,23 @@
 """Rows written to real nodes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.node_contents import copies
 from upriver.client import Address, SyncKvClient
 from upriver.errors import RowsRefused
-from upriver.model import Event
+from upriver.model import Event, vbucket_of
 from upriver.node import EmbeddedNode
 from upriver.spark import row_writer
 from upriver.spark.options import WriteOptions
-from upriver.spark.row_writer import RowWriter, WriteOutcome, as_changes, impossible
+from upriver.spark.row_writer import RowWriter, WriteOutcome, as_changes, impossible, layers
 
 
-def rows(**columns: list[object]) -> pa.RecordBatch:
+def rows(**columns: Sequence[object]) -> pa.RecordBatch:
     return pa.record_batch({name: pa.array(values) for name, values in columns.items()})
 
 
@@ -143,9 +145,9 @@ def test_large_rows_go_out_in_small_batches(upriver_node: EmbeddedNode, monkeypa
     monkeypatch.setattr(row_writer, "BATCH_BYTES_MAX", 100_000)
     sizes: list[int] = []
 
-    def counting(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
+    def counting(batch: pa.RecordBatch, *, with_meta: bool, places: pa.Array | None) -> pa.RecordBatch:
         sizes.append(batch.num_rows)
-        return as_changes(batch, with_meta=with_meta)
+        return as_changes(batch, with_meta=with_meta, places=places)
 
     monkeypatch.setattr(row_writer, "as_changes", counting)
     large = [rows(key=[f"k{n}" for n in range(10)], value=["v" * 40_000] * 10), rows(key=["x"], value=["v" * 500_000])]
@@ -217,3 +219,80 @@ def test_numbers_of_64_bits_keep_their_bits() -> None:
     batch = pa.record_batch({"key": pa.array([b"a"]), "cas": pa.array([-1], pa.int64())})
     assert impossible(batch) == {}
     assert as_changes(batch, with_meta=False).column("cas").to_pylist() == [2**64 - 1]
+
+
+# Where rows go
+
+
+def twins(vbuckets: int) -> tuple[pa.RecordBatch, dict[int, bytes]]:
+    """The rows of one key in all vbuckets, and what they leave in each."""
+    numbers = list(range(vbuckets))
+    batch = rows(
+        key=[b"k"] * (2 * vbuckets), vbucket=numbers * 2, seqno=[1] * vbuckets + [2] * vbuckets,
+        value=[b"old"] * vbuckets + [b"v%d" % number for number in numbers], cas=[5] * vbuckets + [6] * vbuckets,
+        rev_seqno=[1] * vbuckets + [2] * vbuckets,
+    )  # fmt: skip
+    return batch, {number: b"v%d" % number for number in numbers}
+
+
+@pytest.mark.parametrize("mode", ["upsert", "meta"])
+@pytest.mark.upriver(vbuckets=4)
+def test_a_key_stays_in_all_its_vbuckets(upriver_node: EmbeddedNode, mode: str) -> None:
+    batch, wanted = twins(4)
+    options = {"mode": mode, "sourceVbuckets": "4"}
+    assert writer(upriver_node, **options).write([batch]) == WriteOutcome(written=4)
+    assert copies(upriver_node, b"k") == wanted
+    if mode == "meta":
+        assert writer(upriver_node, **options).write([batch]) == WriteOutcome(known=4)
+    gone = rows(key=[b"k"], vbucket=[1], value=[None], event=["deletion"], cas=[9], rev_seqno=[9])
+    assert writer(upriver_node, **options).write([gone]) == WriteOutcome(written=1)
+    assert copies(upriver_node, b"k") == {number: value for number, value in wanted.items() if number != 1}
+
+
+@pytest.mark.upriver(vbuckets=4)
+def test_a_row_that_would_replace_another_document_is_refused(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    """Without the number of vbuckets of the source, a row in another vbucket than its key's means nothing."""
+    batch, wanted = twins(4)
+    own = vbucket_of(b"k", 4)
+    with pytest.raises(RowsRefused, match=r"instead of its key's; set sourceVbuckets to the number"):
+        writer(upriver_node).write([batch])
+    outcome = writer(upriver_node, errorsAs="deadletter", deadLetterPath=str(tmp_path)).write([batch])
+    assert (outcome.written, copies(upriver_node, b"k")) == (1, {own: wanted[own]})
+    buried = pq.read_table(tmp_path).to_pylist()
+    assert {row["vbucket"]: row["value"] for row in buried} == {n: v for n, v in wanted.items() if n != own}
+    batch = rows(key=[b"k", b"k"], vbucket=[own, None], value=[b"1", b"2"])
+    assert writer(upriver_node).write([batch]) == WriteOutcome(written=1)
+    batch = rows(key=[b"k", b"k"], vbucket=[own ^ 1, own ^ 2], value=[b"1", b"2"])
+    assert writer(upriver_node, sourceVbuckets="0").write([batch]) == WriteOutcome(written=1)
+    assert copies(upriver_node, b"k") == {own: b"2"}
+
+
+@pytest.mark.upriver(vbuckets=8)
+def test_rows_of_a_cluster_with_another_number_of_vbuckets(upriver_node: EmbeddedNode) -> None:
+    """Documents move to the vbucket of their key; one that was elsewhere has no place, and its deletion no object."""
+    keys = [b"k%d" % n for n in range(50)]
+    placed = [vbucket_of(key, 4) for key in keys]
+    batch = rows(key=keys, value=keys, vbucket=placed)
+    assert writer(upriver_node, sourceVbuckets="4").write([batch]) == WriteOutcome(written=50)
+    for key in keys:
+        assert copies(upriver_node, key) == {vbucket_of(key, 8): key}
+    batch = rows(key=keys[:2], value=[b"x", b"y"], vbucket=[placed[0] ^ 1, placed[1]])
+    with pytest.raises(RowsRefused, match=r"no place here, because its source has 4 vbuckets and this cluster 8"):
+        writer(upriver_node, sourceVbuckets="4").write([batch])
+    batch = rows(key=keys[:1], value=[None], vbucket=[placed[0] ^ 1], event=["deletion"])
+    assert writer(upriver_node, sourceVbuckets="4").write([batch]) == WriteOutcome(known=1)
+    assert copies(upriver_node, keys[0]) == {vbucket_of(keys[0], 8): keys[0]}
+
+
+@pytest.mark.parametrize("number", [-1, 4, 65536])
+@pytest.mark.upriver(vbuckets=4)
+def test_a_vbucket_that_does_not_exist(upriver_node: EmbeddedNode, number: int) -> None:
+    batch = rows(key=[b"k"], value=[b"v"], vbucket=[number])
+    with pytest.raises(RowsRefused, match=f"in vbucket {number} .*this cluster has 4 vbuckets"):
+        writer(upriver_node, sourceVbuckets="4").write([batch])
+
+
+def test_a_key_occurs_once_in_each_layer() -> None:
+    batch = rows(key=[b"a", b"b", b"a", b"a"], vbucket=[0, 0, 1, 2])
+    assert [layer.column("vbucket").to_pylist() for layer in layers(batch)] == [[0, 0], [1], [2]]
+    assert layers(batch.slice(0, 2)) == [batch.slice(0, 2)]

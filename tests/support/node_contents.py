@@ -1,10 +1,14 @@
 """What tests look at from outside: what nodes hold, and in which state."""
 
 import asyncio
+import contextlib
 
+from tests.support.node_process import Client
 from upriver.client import Address, Cluster, SyncKvClient
 from upriver.client.cluster.node_queries import VbucketStatus, vbuckets_of
+from upriver.errors import KeyNotFound
 from upriver.model import VbucketState
+from upriver.node import EmbeddedNode
 
 
 def held(address: str, keys: list[str]) -> dict[str, bytes]:
@@ -34,3 +38,23 @@ def active(address: str) -> list[int]:
 def changes(address: str) -> int:
     """How many changes a node has seen."""
     return sum(status.high_seqno for status in vbuckets(address).values())
+
+
+def copies(node: EmbeddedNode, key: bytes) -> dict[int, bytes]:
+    """The values of a key, by the vbucket in which it is."""
+
+    def look() -> dict[int, bytes]:
+        found = {}
+        for vbucket in node.bucket:
+            with contextlib.suppress(KeyNotFound):
+                found[vbucket.number] = vbucket.get(key).value
+        return found
+
+    return node.call(look)
+
+
+def put(node: EmbeddedNode, key: bytes, values: dict[int, bytes]) -> None:
+    """Store values of one key in these vbuckets."""
+    with Client(node.port) as client:
+        for vbucket, value in values.items():
+            client.set(key, value, vbucket)

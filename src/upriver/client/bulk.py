@@ -1,8 +1,9 @@
 """Bulk operations: sends each row of a batch to its node, as quiet requests with one reply at the end.
 
 Rows go out in slices of bounded size, a few of them at a time. A row is sent again until the timeout if the node
-refused it temporarily or no longer owns the vbucket. After a lost connection the whole slice is sent again, which is
-safe because the writes are unconditional. A row is not sent again after a later row with the same key was written.
+refused it temporarily, no longer owns the vbucket, or could not store it on disk. After a lost connection the whole
+slice is sent again. Both are safe because the writes are unconditional. A row is not sent again after a later row with
+the same key was written.
 """
 
 import asyncio
@@ -17,7 +18,15 @@ from upriver.client.cluster.cluster import Cluster
 from upriver.client.transport.address import Endpoint
 from upriver.client.transport.backoff import Backoff
 from upriver.client.transport.replies import Reply
-from upriver.errors import ConnectionLost, KeyNotFound, NodeUnavailable, NotMyVbucket, StatusError, TimedOut
+from upriver.errors import (
+    ConnectionLost,
+    DurabilityAmbiguous,
+    KeyNotFound,
+    NodeUnavailable,
+    NotMyVbucket,
+    StatusError,
+    TimedOut,
+)
 from upriver.model import CHANGES, Event
 from upriver.wire.codec import encode_reads, encode_writes, encode_writes_with_meta, key_vbuckets
 from upriver.wire.dialects.memcached import MetaOption, Noop
@@ -97,6 +106,8 @@ class BulkWork:
         self._in_order = True
         #: Whether the rows have vbuckets of their own; otherwise their keys decide.
         self._keeps_vbuckets = False
+        #: The answer to a row that was written but is not known to be on disk.
+        self._made: DurabilityAmbiguous | None = None
 
     async def write(
         self,
@@ -119,6 +130,9 @@ class BulkWork:
             error = reply.error()
             if error is None:
                 return True
+            if isinstance(error, DurabilityAmbiguous):
+                self._made = error
+                return False
             if isinstance(error, (NotMyVbucket, *self._for_now)):
                 return False
             refused.update(dict.fromkeys(keys, error))
@@ -167,8 +181,13 @@ class BulkWork:
                 continue  # the refusal came with a new map
             pause_s = backoff.pause_s()
             if loop.time() + pause_s >= deadline:
-                raise failure or TimedOut(
-                    str(self._cluster.address), f"{batch.num_rows} rows were not written within {self._timeout_s:g} s"
+                raise (
+                    self._made
+                    or failure
+                    or TimedOut(
+                        str(self._cluster.address),
+                        f"{batch.num_rows} rows were not written within {self._timeout_s:g} s",
+                    )
                 )
             await asyncio.sleep(pause_s)
             if isinstance(failure, NodeUnavailable | NotMyVbucket):
@@ -279,10 +298,10 @@ def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def not_overtaken(rows: pa.RecordBatch, missed: set[int], refused: set[int]) -> list[int]:
-    """Return the missed rows in order, without those whose key a later row has already written.
+    """Return the missed rows in order, without those whose key a later row has already written in the same vbucket.
 
     Sending such a row again would overwrite a newer value with an older one.
     """
-    keys = rows.column("key").to_pylist()
+    keys = list(zip(rows.column("vbucket").to_pylist(), rows.column("key").to_pylist(), strict=True))
     written = {key: place for place, key in enumerate(keys) if place not in missed and place not in refused}
     return [place for place in sorted(missed) if place > written.get(keys[place], -1)]

@@ -3,7 +3,9 @@
 Each request goes to the owner of the key's vbucket. If the node no longer owns it, the client fetches the newest map
 and sends the request to the new owner. Requests that were certainly not carried out (temporary failure, not my vbucket,
 no connection) are retried until the timeout. When a connection is lost after a request was sent, the outcome is
-unknown: the client repeats reads and unconditional sets, and raises ``ConnectionLost`` for everything else.
+unknown: the client repeats reads and unconditional sets, and raises ``ConnectionLost`` for everything else. It does the
+same with a change that the node has made but cannot store (``DurabilityAmbiguous``): a second increment or append would
+count twice.
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from upriver.client.transport.replies import Reply
 from upriver.errors import (
     Busy,
     ConnectionLost,
+    DurabilityAmbiguous,
     KeyNotFound,
     NodeUnavailable,
     NotMyVbucket,
@@ -286,6 +289,8 @@ class KvClient:
     ) -> Reply:
         loop, backoff = asyncio.get_running_loop(), Backoff()
         deadline = loop.time() + self.timeout_s
+        #: An attempt that changed something decides the error: what came of later attempts says less.
+        made: DurabilityAmbiguous | None = None
         while True:
             known = self.cluster.map
             request.vbucket, endpoint = place()
@@ -306,11 +311,15 @@ class KvClient:
                 if connection is not None and not twice:
                     raise
                 failure, again = error, self.cluster.refresh(known)
+            except DurabilityAmbiguous as error:
+                if not twice:
+                    raise
+                made, failure, again = error, error, _nothing()
             except FOR_NOW as error:
                 if not retry_for_now:
                     raise
                 failure, again = error, _nothing()
-            await self._pause(again, backoff, deadline, failure)
+            await self._pause(again, backoff, deadline, made or failure)
 
     async def _pause(self, again: Awaitable[object], backoff: Backoff, deadline: float, failure: Exception) -> None:
         """Fetch the newest map and pause before a retry; after the deadline, raise the last failure."""

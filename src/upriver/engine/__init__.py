@@ -2,6 +2,7 @@
 
 from upriver.engine.bucket import Bucket
 from upriver.engine.cursor import Cursor, CursorEnd, CursorEnded, Options, SnapshotReader
+from upriver.engine.durability_waiters import not_on_disk
 from upriver.engine.filters import KeyPattern, ValueFilter, read_json
 from upriver.engine.keyvalue import LOCK_TIME_S
 from upriver.engine.maintenance import Retention
@@ -25,5 +26,6 @@ __all__ = [
     "Vbucket",
     "keep_for_next_use",
     "new_uuid",
+    "not_on_disk",
     "read_json",
 ]

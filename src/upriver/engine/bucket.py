@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
 
 from upriver.engine.cursor import CursorEnd
-from upriver.engine.durability_waiters import Wait
+from upriver.engine.durability_waiters import Wait, not_on_disk
 from upriver.engine.filters import LargeValues
 from upriver.engine.flusher import CHECKPOINT_BYTES, SLICE_BYTES, Flusher
 from upriver.engine.journal import CLOSED, Journal
@@ -29,11 +29,11 @@ from upriver.engine.table import Ledger, Table, group_parts, replay, stored_valu
 from upriver.engine.vbucket import Vbucket, new_uuid
 from upriver.errors import (
     CorruptData,
+    DurabilityAmbiguous,
     InvalidArguments,
     KeyExists,
     NotMyVbucket,
     StorageError,
-    TemporaryFailure,
 )
 from upriver.model import VBUCKETS_MAX, VbucketState
 
@@ -231,13 +231,14 @@ class Bucket:
         vbucket: Vbucket,
         seqno: int,
         done: Callable[[], object],
-        failed: Callable[[TemporaryFailure], object] | None = None,
+        failed: Callable[[DurabilityAmbiguous], object] | None = None,
     ) -> Wait | None:
         """Call ``done`` when the change may be answered: now, or with ``ack=disk`` when it is on disk.
 
-        If the disk fails first, ``failed`` is called instead: the change stays in memory and may be stored when the
-        disk takes writes again, so the caller must not assume that it is undone. ``failed`` is also called if a
-        rollback undoes the change first. The returned wait can be cancelled; it is None if ``done`` was called at once.
+        If the disk fails first, ``failed`` is called instead: the change stays in memory and is stored when the disk
+        takes writes again, so the caller must not repeat it. ``failed`` is also called if this copy rolls back below
+        the change first: the copy that replaces it may have the change. The returned wait can be cancelled; it is None
+        if ``done`` was called at once.
         """
         if self.ack != "disk":
             done()
@@ -247,11 +248,11 @@ class Bucket:
         tell = failed
 
         def refused(error: StorageError) -> None:
-            why = f"the disk does not take writes: {error.why}; the change may still be stored later"
-            tell(TemporaryFailure(why, vbucket=vbucket.number))
+            tell(DurabilityAmbiguous(not_on_disk(error), vbucket=vbucket.number))
 
         def undone() -> None:
-            tell(TemporaryFailure("the change was undone before it was on disk", vbucket=vbucket.number))
+            why = "the change was undone here by a rollback before it was on disk; the new owner may have it"
+            tell(DurabilityAmbiguous(why, vbucket=vbucket.number))
 
         return self.flusher.when_persisted(vbucket, seqno, done, refused, undone)
 

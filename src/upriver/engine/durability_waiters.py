@@ -17,6 +17,12 @@ Done = Callable[[], object]
 Failed = Callable[[StorageError], object]
 
 
+def not_on_disk(error: StorageError) -> str:
+    """What a client is told of a change that was made, but not stored because of this error."""
+    why = f"the change was made but is not on disk: {error.why}"
+    return f"{why}; it is stored when the disk takes writes again, and lost if the node stops before"
+
+
 class Wait:
     """One waiter, and the handle that cancels it."""
 

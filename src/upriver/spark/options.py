@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from upriver.client.consumer import ColumnName, ConsumerSettings, DialectName, default_name
 from upriver.client.transport import Address
 from upriver.errors import AddressError, OffsetError, OptionError
+from upriver.model import VBUCKETS_MAX
 from upriver.options import (
     as_any_text,
     as_count,
@@ -21,6 +22,7 @@ from upriver.options import (
     as_seconds,
     as_text,
     as_vbuckets,
+    number,
     one_of,
     option,
     read_fields,
@@ -225,6 +227,12 @@ class WriteOptions(ConnectionOptions):
         "resolve",
         one_of("resolve", "force"),
         "with meta: resolve keeps the newer version, force always writes ours",
+    )
+    source_vbuckets: int | None = option(
+        None,
+        number(0, VBUCKETS_MAX, whole=True, values="N"),
+        "number of vbuckets where the rows come from, to keep documents that are in another vbucket than their key's; "
+        "0 lets the keys decide",
     )
     errors_as: str = option("fail", one_of("fail", "ignore", "deadletter"), "what to do with rows that a node refuses")
     dead_letter_path: str | None = option(None, as_text, "directory for refused rows, as Parquet", "DIR")

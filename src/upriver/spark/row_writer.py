@@ -4,10 +4,14 @@ Theory of operation. Rows are sent in batches, with many rows in flight at once.
 each batch keeps only the last row of a key: by (branch, seqno) if the rows have them, else by their order. While one
 batch is in flight the next one is prepared; it is sent when every row of the first is answered. With meta, a row that
 the cluster has in the same or a newer version changes nothing. So a batch that Spark runs again changes nothing.
+
+A document may be in another vbucket than its key's, and a key in several: see ``Placement``. Answers name only keys, so
+the rows of one key go out one after the other.
 """
 
 import dataclasses
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -24,6 +28,7 @@ from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, RowsRefused
 from upriver.model import CHANGES, Event
 from upriver.spark.options import WriteOptions
 from upriver.wire import VALUE_BYTES_MAX
+from upriver.wire.codec import key_vbuckets
 from upriver.wire.dialects.memcached import MetaOption
 
 #: The maximum number of refused rows in a message.
@@ -72,19 +77,31 @@ class RowWriter:
         outcome = WriteOutcome()
         in_flight: tuple[pa.RecordBatch, int, Future[dict[bytes, StatusError]]] | None = None
         with SyncKvClient(self._options.cluster) as client, ThreadPoolExecutor(1, "upriver-writing") as sender:
-            for rows in self._pieces(self._possible(batch, outcome) for batch in batches):
-                changes = as_changes(rows, with_meta=self._with_meta)
-                if in_flight is not None:
-                    outcome += self._counted(*in_flight)
-                sent = sender.submit(client.write_batch, changes, with_meta=self._with_meta, options=self._meta_options)
-                in_flight = rows, changes.num_rows, sent
+            placement = Placement(self._options.source_vbuckets, client.cluster_map.vbuckets)
+
+            def send(changes: pa.RecordBatch) -> "Future[dict[bytes, StatusError]]":
+                return sender.submit(
+                    client.write_batch,
+                    changes,
+                    with_meta=self._with_meta,
+                    options=self._meta_options,
+                    keep_vbuckets="vbucket" in changes.schema.names,
+                )
+
+            for rows in self._pieces(self._possible(batch, placement, outcome) for batch in batches):
+                for changes in layers(as_changes(rows, with_meta=self._with_meta, places=placement.of(rows))):
+                    if in_flight is not None:
+                        outcome += self._counted(*in_flight)
+                    in_flight = rows, changes.num_rows, send(changes)
             if in_flight is not None:
                 outcome += self._counted(*in_flight)
         return outcome
 
-    def _possible(self, rows: pa.RecordBatch, outcome: WriteOutcome) -> pa.RecordBatch:
+    def _possible(self, rows: pa.RecordBatch, placement: "Placement", outcome: WriteOutcome) -> pa.RecordBatch:
         """The rows without those that no node could store; what happens to these is the same as with refused ones."""
-        wrong = impossible(rows)
+        rows, unplaced = placement.without_forgotten(rows)
+        outcome.known += unplaced
+        wrong = impossible(rows) | placement.refused(rows)
         if not wrong:
             return rows
         numbers = sorted(wrong)
@@ -121,6 +138,80 @@ class RowWriter:
         return WriteOutcome(refused=len(failed), samples=samples)
 
 
+class Placement:
+    """Where rows go in a cluster, if they say where their source had them.
+
+    A document may be in another vbucket than its key's. It stays in its vbucket if source and target have the same
+    number of them. Otherwise it has no place: in the vbucket of its key it would replace the document there.
+    """
+
+    def __init__(self, source: int | None, target: int) -> None:
+        #: The number of vbuckets of the source; None if it is unknown, 0 if the keys decide.
+        self._source = source
+        self._target = target
+
+    def of(self, rows: pa.RecordBatch) -> pa.Array | None:
+        """The vbucket of each row, after the refused ones are removed; None if the keys decide."""
+        if self._source != self._target or not _says_where(rows):
+            return None
+        own = key_vbuckets(rows.column("key").cast(pa.binary()), self._target)
+        return pc.coalesce(rows.column("vbucket").cast(pa.uint16()), own)
+
+    def without_forgotten(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+        """The rows without deletions of documents that have no place in the target, and the number of these."""
+        if self._source in (None, 0, self._target) or not _says_where(rows):
+            return rows, 0
+        misplaced = self._misplaced(rows)
+        if not pc.any(misplaced).as_py():
+            return rows, 0
+        kept = rows.filter(pc.invert(pc.and_(misplaced, pc.not_equal(_events(rows), int(Event.MUTATION)))))
+        return kept, rows.num_rows - kept.num_rows
+
+    def refused(self, rows: pa.RecordBatch) -> dict[int, StatusError]:
+        """The rows that have no place, by number."""
+        if self._source == 0 or not _says_where(rows):
+            return {}
+        found, given, target = dict[int, StatusError](), rows.column("vbucket"), self._target
+        if self._source is None:
+            why = "set sourceVbuckets to the number of vbuckets of its source, or to 0 to go by the key"
+        elif self._source != target:
+            why = f"it has no place here, because its source has {self._source} vbuckets and this cluster {target}"
+        else:
+            why = f"this cluster has {target} vbuckets"
+        for number in pc.indices_nonzero(self._misplaced(rows)).to_pylist():
+            vbucket = given[number].as_py()
+            if self._source != target or not 0 <= vbucket < target:
+                found[number] = InvalidArguments(f"it is in vbucket {vbucket} instead of its key's; {why}")
+        return found
+
+    def _misplaced(self, rows: pa.RecordBatch) -> pa.Array:
+        """Which rows are in another vbucket than their key's."""
+        own = key_vbuckets(rows.column("key").cast(pa.binary()).fill_null(b""), self._source or self._target)
+        given = rows.column("vbucket").cast(pa.int64())
+        wrong = pc.and_(pc.not_equal(given, own.cast(pa.int64())), pc.is_valid(rows.column("key")))
+        return pc.fill_null(wrong, False)
+
+
+def _says_where(rows: pa.RecordBatch | pa.Table) -> bool:
+    """Whether the rows have keys and the vbuckets of the source."""
+    names = rows.schema.names
+    return "key" in names and "vbucket" in names and not pa.types.is_null(rows.schema.field("vbucket").type)
+
+
+def layers(changes: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The changes in parts in which each key occurs once."""
+    keys = changes.column("key")
+    if len(keys.unique()) == changes.num_rows:
+        return [changes]
+    seen: Counter[bytes] = Counter()
+    numbers = []
+    for key in keys.to_pylist():
+        numbers.append(seen[key])
+        seen[key] += 1
+    layer = pa.array(numbers, pa.int64())
+    return [changes.filter(pc.equal(layer, number)) for number in range(max(numbers) + 1)]
+
+
 def impossible(rows: pa.RecordBatch) -> dict[int, StatusError]:
     """The rows that no node could store, by number.
 
@@ -129,7 +220,7 @@ def impossible(rows: pa.RecordBatch) -> dict[int, StatusError]:
     A number that its field in a message cannot hold has no meaning.
     """
     names = rows.schema.names
-    values = rows.column("value") if "value" in names else pa.nulls(rows.num_rows, pa.binary())
+    values = rows.column("value").cast(pa.binary()) if "value" in names else pa.nulls(rows.num_rows, pa.binary())
     found: dict[int, StatusError] = {}
     if "event" in names:
         missing = pc.and_(values.is_null(), pc.fill_null(pc.equal(rows.column("event"), "mutation"), False))
@@ -161,8 +252,8 @@ def _out_of_range(name: str, column: pa.Array) -> dict[int, StatusError]:
     }
 
 
-def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
-    """Rows as changes: the last row of each key."""
+def as_changes(batch: pa.RecordBatch, *, with_meta: bool, places: pa.Array | None = None) -> pa.RecordBatch:
+    """Rows as changes: the last row of each key, or of each key in each vbucket if they have ``places``."""
     names = batch.schema.names
     missing = {"key", *(("cas", "rev_seqno") if with_meta else ())} - set(names)
     if missing:
@@ -171,20 +262,25 @@ def as_changes(batch: pa.RecordBatch, *, with_meta: bool) -> pa.RecordBatch:
     if keys.null_count:
         raise ValueError(_about_nulls(batch))
     if len(keys.unique()) < batch.num_rows:
-        batch = _last_of_each_key(batch)
-    columns = {"event": _events(batch), "key": batch.column("key").cast(pa.binary()), "value": _values(batch)}
+        last = _last_of_each_key(batch, places)
+        batch, places = batch.take(last), None if places is None else places.take(last)
+    columns = {} if places is None else {"vbucket": places}
+    columns |= {"event": _events(batch), "key": batch.column("key").cast(pa.binary()), "value": _values(batch)}
     for name in _NUMBERS:
         if name in names:
             columns[name] = _unsigned(batch.column(name), CHANGES.field(name).type)
     return pa.record_batch(columns)
 
 
-def _last_of_each_key(batch: pa.RecordBatch) -> pa.RecordBatch:
-    by = [name for name in ("branch", "seqno") if name in batch.schema.names]
-    if by:
-        batch = batch.sort_by([(name, "ascending") for name in by])
-    last = {key: row for row, key in enumerate(_keys(batch))}
-    return batch.take(pa.array(sorted(last.values())))
+def _last_of_each_key(rows: pa.RecordBatch | pa.Table, places: pa.Array | None) -> pa.Array:
+    """The numbers of the rows that count, in their order by (branch, seqno)."""
+    by = [(name, "ascending") for name in ("branch", "seqno") if name in rows.schema.names]
+    order = pc.sort_indices(rows, by) if by else pa.array(range(rows.num_rows), pa.uint64())
+    keys, found = _keys(rows), places if places is not None else pa.nulls(rows.num_rows)
+    where = found.to_pylist()
+    last = {(where[row], keys[row]): row for row in order.to_pylist()}
+    kept = set(last.values())
+    return pa.array([row for row in order.to_pylist() if row in kept], pa.uint64())
 
 
 def _events(batch: pa.RecordBatch) -> pa.Array:
@@ -237,7 +333,9 @@ def save_refused(rows: pa.RecordBatch, refused: dict[bytes, StatusError], direct
     files, path = FileSystem.from_uri(directory) if is_url else (LocalFileSystem(), directory)
     files.create_dir(path, recursive=True)
     numbers = [row for row, key in enumerate(_keys(rows)) if key in refused]
-    table = pa.Table.from_batches([_last_of_each_key(rows.take(pa.array(numbers, pa.int64())))])
+    table = pa.Table.from_batches([rows.take(pa.array(numbers, pa.int64()))])
+    places = table.column("vbucket").combine_chunks() if _says_where(table) else None
+    table = table.take(_last_of_each_key(table, places))
     errors = pa.array([str(refused[key]) for key in _keys(table)], pa.string())
     pq.write_table(table.append_column("error", errors), f"{path}/{uuid.uuid4().hex}.parquet", filesystem=files)
 

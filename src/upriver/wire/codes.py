@@ -93,6 +93,7 @@ class Status(OpenEnum):
     EINTERNAL = 0x84
     EBUSY = 0x85
     ETMPFAIL = 0x86
+    SYNC_WRITE_AMBIGUOUS = 0xA3
 
 
 class Sender(enum.Enum):

@@ -663,8 +663,8 @@ def test_waiters_for_a_disk_that_fails_are_told(manual_on_disk: ManualNode, monk
             manual_on_disk.commit()
     answers = peer.receive()
     assert [answer.opaque for answer in answers] == [1, 2, 3]
-    for answer in answers:
-        assert_refusal(answer, Status.ETMPFAIL)
+    for answer in answers:  # a role may be set twice, so that a mover may repeat it
+        assert_refusal(answer, Status.ETMPFAIL if answer.opaque == 3 else Status.SYNC_WRITE_AMBIGUOUS)
         assert isinstance(answer, AnyResponse)
         assert "No space left on device" in answer.text
     manual_on_disk.commit()

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.node_contents import copies, put
 from upriver.client import Address, KvClient
-from upriver.model import VbucketState
+from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines.apply.repair import Repair
 from upriver.pipelines.jobs.replicate import ReplicateOptions, selection
@@ -120,3 +121,22 @@ def test_keys_with_other_names_there_are_found(nodes: Nodes) -> None:
         assert await contents(nodes[1], ["mine", "user:1", "other"]) == {"mine": b"y", "user:1": b"z"}
 
     asyncio.run(check())
+
+
+def test_a_key_in_several_vbuckets(nodes: Nodes) -> None:
+    """Each copy is compared with the one in the same vbucket."""
+    right = {number: b"right %d" % number for number in range(3)}
+    put(nodes[0], b"twin", right)
+    put(nodes[1], b"twin", dict.fromkeys(range(1, 4), b"lost"))
+    for merge in (False, True):
+        asyncio.run(repair(nodes, merge=merge).run(range(4)))
+        assert copies(nodes[0], b"twin") == copies(nodes[1], b"twin") == right
+
+
+def test_a_document_outside_of_its_vbucket_has_no_counterpart_in_a_cluster_of_another_size() -> None:
+    with start(vbuckets=4) as source, start(vbuckets=8) as target:
+        own, there = vbucket_of(b"k", 4), vbucket_of(b"k", 8)
+        put(source, b"k", {own: b"right", own ^ 1: b"elsewhere"})
+        put(target, b"k", {there: b"lost", there ^ 1: b"elsewhere too"})
+        asyncio.run(repair((source, target)).run(range(4)))
+        assert copies(target, b"k") == {there: b"right", there ^ 1: b"elsewhere too"}

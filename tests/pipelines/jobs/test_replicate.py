@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
@@ -15,16 +16,18 @@ from pyspark.sql import SparkSession
 from tests.support.background_pipeline import BackgroundPipeline
 from tests.support.consumer_runs import wait_until_persisted
 from tests.support.depth import DEEP
-from tests.support.node_contents import changes, held, vbuckets
+from tests.support.node_contents import changes, copies, held, put, vbuckets
+from tests.support.node_process import Client
 from tests.support.restartable_node import RestartableNode
 from upriver.client import KvClient, SyncKvClient
-from upriver.errors import OptionError, PipelineFailed
-from upriver.model import VbucketState
+from upriver.errors import OptionError, PipelineFailed, RowsRefused
+from upriver.model import VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines import run
 from upriver.pipelines.core.directory import RunDirectory
 from upriver.pipelines.jobs.replicate import Replicate, ReplicateOptions, renamed
 from upriver.spark.offsets import Offset, VbucketOffset
+from upriver.wire.dialects.memcached import Delete
 
 
 @pytest.fixture
@@ -139,6 +142,60 @@ def test_a_target_that_refuses_is_told_with_its_place(
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+@pytest.mark.upriver(vbuckets=4)
+def test_a_key_in_two_vbuckets_is_copied_twice(
+    spark: SparkSession, upriver_node: EmbeddedNode, target: EmbeddedNode, tmp_path: Path
+) -> None:
+    values = {number: b"v%d" % number for number in range(4)}
+    put(upriver_node, b"twin", values)
+    job = Replicate.of({"from": upriver_node.address, "to": target.address})
+    assert run(job, checkpoint=tmp_path, once=True).last.counts["written"] == 4
+    assert copies(target, b"twin") == values
+    with Client(upriver_node.port) as client:
+        assert client.ask(Delete(key=b"twin", vbucket=2)).status == 0
+    run(Replicate.of({"from": upriver_node.address, "to": target.address}), checkpoint=tmp_path, once=True)
+    assert copies(target, b"twin") == {number: value for number, value in values.items() if number != 2}
+
+
+def written(source: EmbeddedNode, target: EmbeddedNode, rows: pa.RecordBatch, rename: str | None = None) -> int:
+    """Let a task write these rows; returns how many were written."""
+    options = ReplicateOptions.read(
+        {"from": source.address, "to": target.address} | ({} if rename is None else {"rename": rename})
+    )
+    work = Replicate(options).in_task()
+    return sum(pc.sum(batch.column("written")).as_py() for batch in work([rows]))
+
+
+@pytest.mark.upriver(vbuckets=8)
+def test_a_document_that_has_no_place_in_the_target(upriver_node: EmbeddedNode, target: EmbeddedNode) -> None:
+    """Not in a cluster with another number of vbuckets, and not under another name."""
+    own = vbucket_of(b"user:1", 8)
+
+    def rows(event: str, *vbuckets: int) -> pa.RecordBatch:
+        count = len(vbuckets)
+        return pa.record_batch(
+            {
+                "vbucket": pa.array(vbuckets, pa.int32()),
+                "event": [event] * count,
+                "key": pa.array([b"user:1"] * count),
+                "value": pa.array([b"v%d" % number for number in vbuckets]),
+                "cas": [5] * count,
+                "rev_seqno": [5] * count,
+            }
+        )
+
+    with pytest.raises(RowsRefused, match=r"b'user:1': .*its source has 8 vbuckets and this cluster 4"):
+        written(upriver_node, target, rows("mutation", own, own ^ 4))
+    with pytest.raises(RowsRefused, match=r"1 rows .*b'user:1': it is in vbucket \d instead of its key's.*another key"):
+        written(upriver_node, target, rows("mutation", own, own ^ 1), "user:=customer:")
+    for rename, name in ((None, b"user:1"), ("user:=customer:", b"customer:1")):
+        assert written(upriver_node, target, rows("deletion", own ^ 1), rename) == 0
+        assert written(upriver_node, target, rows("mutation", own), rename) == 1
+        assert copies(target, name) == {vbucket_of(name, 4): b"v%d" % own}
+
+
 def test_a_repair_is_done_again_when_its_source_falls_over_before_the_stream_is_there(
     target: EmbeddedNode, tmp_path: Path
 ) -> None:
@@ -205,5 +262,7 @@ def test_the_way_back_undoes_the_names() -> None:
     assert (str(back.source), str(back.to), back.rename, back.prefix) == ("b:2", "a:1", ("c:", "user:"), "c:x")
     assert back.reversed() == options
     batch = pa.record_batch({"n": pa.array([1]), "key": pa.array([b"user:x7"])})
+    assert options.rename is not None
+    assert back.rename is not None
     assert renamed(renamed(batch, options.rename), back.rename) == batch
     assert renamed(batch, options.rename).column("key").to_pylist() == [b"c:x7"]

@@ -53,6 +53,7 @@ _ATTRIBUTES: Final = {
     Status.EINTERNAL: ("internal",),
     Status.EBUSY: ("temp", "retry-later"),
     Status.ETMPFAIL: ("temp", "retry-later"),
+    Status.SYNC_WRITE_AMBIGUOUS: ("item-only",),
 }
 
 

@@ -2,7 +2,9 @@
 
 from typing import Final
 
-from upriver.errors import InvalidArguments, UnknownCommand, WireError
+from upriver.errors import InvalidArguments, KeyExists, KeyNotFound, NotStored, UnknownCommand, WireError
+from upriver.node.auth.users import Role
+from upriver.node.commands.keyvalue import refused_when_durable
 from upriver.node.packet_handlers import PacketHandler
 from upriver.node.session import Answer, Session, header_refusal, malformed
 from upriver.wire import MEMCACHED, AnyRequest, Magic, Request, Status, memcached
@@ -50,4 +52,10 @@ def run_command(session: Session, request: Request) -> Answer:
         session.authorize(role)
     if request.datatype and request.datatype & ~session.datatypes:
         raise InvalidArguments(f"the data type 0x{request.datatype:02x} was not agreed on in a hello")
-    return command(session, request)
+    try:
+        return command(session, request)
+    except (KeyExists, KeyNotFound, NotStored) as error:
+        key = getattr(request, "key", None)
+        if role != Role.WRITE or key is None or session.node.bucket.ack == "memory":
+            raise
+        return refused_when_durable(session, request, key, error)

@@ -2,9 +2,16 @@
 
 from typing import Any, Final
 
-from upriver.engine import StoredItem, Vbucket
+from upriver.engine import StoredItem, Vbucket, not_on_disk
 from upriver.engine.table import KEY_BYTES_MAX, RELATIVE_EXPIRY_S_MAX
-from upriver.errors import InvalidArguments, KeyNotFound, StatusError, StorageError, TemporaryFailure
+from upriver.errors import (
+    DurabilityAmbiguous,
+    InvalidArguments,
+    KeyNotFound,
+    StatusError,
+    StorageError,
+    TemporaryFailure,
+)
 from upriver.model import plain
 from upriver.node.auth.users import Role
 from upriver.node.commands.registry import command, success
@@ -76,8 +83,18 @@ def written(session: Session, request: Request, vbucket: Vbucket, cas: int, seqn
     return when_durable(session, request, vbucket, seqno, answer)
 
 
-def when_durable(session: Session, request: Request, vbucket: Vbucket, seqno: int, answer: Response | None) -> Answer:
-    """Hold the response back until the change is as durable as ``ack`` demands, or the disk fails."""
+def when_durable(
+    session: Session,
+    request: Request,
+    vbucket: Vbucket,
+    seqno: int,
+    answer: Response | None,
+    failure: StatusError | None = None,
+) -> Answer:
+    """Hold the response back until the change is as durable as ``ack`` demands.
+
+    If the disk fails, refuse the request with ``failure``, or with the error that says what is known of the change.
+    """
     bucket, soon = session.node.bucket, session.node.scheduler.from_thread
     if bucket.ack == "memory":
         return answer
@@ -87,19 +104,36 @@ def when_durable(session: Session, request: Request, vbucket: Vbucket, seqno: in
         vbucket,
         seqno,
         lambda: soon(lambda: place.complete(*answers)),
-        lambda error: soon(lambda: place.fail(request, error)),
+        lambda error: soon(lambda: place.fail(request, failure or error)),
     )
     return place
 
 
-def when_all_durable(session: Session, request: Request, answer: Response | None) -> Answer:
-    """Hold the response back until all earlier changes are on disk, or the disk fails."""
+def refused_when_durable(session: Session, request: Request, key: bytes, error: StatusError) -> Answer:
+    """Refuse a write because of the newest version of its key, once that is as durable as ``ack`` demands.
+
+    A client repeats a write whose outcome it does not know, and may meet its own first attempt. If it were told at once
+    that the key exists, or is gone, it would rely on a change that a crash can still undo.
+    """
+    vbucket = active_vbucket(session, request)
+    newest = vbucket.newest(key)
+    if newest is None or newest.seqno <= vbucket.persisted_seqno:
+        raise error
+    why = f"{error.detail or error.text}, but the newest version of the key is not on disk yet: retry later"
+    return when_durable(
+        session, request, vbucket, newest.seqno, refusal(request, error), TemporaryFailure(why, vbucket=vbucket.number)
+    )
+
+
+def when_all_durable(
+    session: Session, request: Request, answer: Response | None, failure: type[StatusError] = TemporaryFailure
+) -> Answer:
+    """Hold the response back until all earlier changes are on disk; if the disk fails, refuse it with ``failure``."""
     place, soon = Deferred(session.answers), session.node.scheduler.from_thread
     answers = () if answer is None else (answer,)
 
     def failed(error: StorageError) -> None:
-        why = f"cannot write to disk: {error.why}; the change may still be stored later"
-        soon(lambda: place.fail(request, TemporaryFailure(why)))
+        soon(lambda: place.fail(request, failure(not_on_disk(error))))
 
     session.node.bucket.flusher.barrier(lambda: soon(lambda: place.complete(*answers)), failed)
     return place
@@ -247,4 +281,6 @@ def flush(session: Session, request: Flush) -> Answer:
         return answer
     session.charge(len(node.bucket))
     run()
-    return answer if node.bucket.ack == "memory" else when_all_durable(session, request, answer)
+    if node.bucket.ack == "memory":
+        return answer
+    return when_all_durable(session, request, answer, DurabilityAmbiguous)  # a second flush would delete later writes

@@ -84,7 +84,7 @@ class Repair:
             same_places = (await source.open()).vbuckets == (await target.open()).vbuckets
             narrow = same_places and not self._selection.renames
             for group in await self._groups(source, sorted(vbuckets)):
-                marks |= await self._run_group(source, group, narrow)
+                marks |= await self._run_group(source, target, group, narrow)
         finally:
             await source.close()
             await target.close()
@@ -114,7 +114,7 @@ class Repair:
             room -= size
         return groups
 
-    async def _run_group(self, source: Cluster, group: list[int], narrow: bool) -> dict[int, Mark]:
+    async def _run_group(self, source: Cluster, target: Cluster, group: list[int], narrow: bool) -> dict[int, Mark]:
         for _ in range(_ATTEMPTS_MAX):
             before = await active_vbuckets(source, group)
             ours = await self._read(self._addresses[0], group, self._filters)
@@ -126,54 +126,61 @@ class Repair:
         else:
             raise NotMyVbucket("its source keeps changing its branch; try again later", vbucket=group[0])
         held = await self._read(self._addresses[1], group if narrow else None, {})
+        if not narrow:  # a document outside of the vbucket of its key has no counterpart
+            ours = {place: version for place, version in ours.items() if source.map.vbucket_of(place[1]) == place[0]}
+            held = {place: version for place, version in held.items() if target.map.vbucket_of(place[1]) == place[0]}
         wanted = frozenset(group)
-        theirs: dict[bytes, _Version] = {}
-        for there, version in held.items():
+        theirs: _Versions = {}
+        for (vbucket, there), version in held.items():
             key = self._selection.back(there)
-            if key is not None and self._selection.chosen(key) and source.map.vbucket_of(key) in wanted:
-                theirs[key] = version
-        await self._write(ours, theirs)
+            if key is None or not self._selection.chosen(key):
+                continue
+            here = vbucket if narrow else source.map.vbucket_of(key)
+            if here in wanted:
+                theirs[here, key] = version
+        await self._write(ours, theirs, narrow)
         return {
             number: Mark(state.vbucket_uuid, state.high_seqno, before[number].purge_seqno)
             for number, state in after.items()
         }
 
-    async def _read(
-        self, address: Address, vbuckets: Sequence[int] | None, filters: dict[str, Any]
-    ) -> "dict[bytes, _Version]":
-        """The newest version of each key, tombstones included."""
-        found: dict[bytes, _Version] = {}
+    async def _read(self, address: Address, vbuckets: Sequence[int] | None, filters: dict[str, Any]) -> "_Versions":
+        """The newest version of each key in each vbucket, tombstones included."""
+        found: _Versions = {}
         async with Consumer(address, vbuckets=vbuckets, end="latest", on_rollback="rewind", **filters) as consumer:
             async for batch in consumer:
                 if batch.event is None:
-                    found.update((version.key, version) for version in _versions(batch.records))
+                    found.update(((version.vbucket, version.key), version) for version in _versions(batch.records))
         return found
 
-    async def _write(self, ours: "dict[bytes, _Version]", theirs: "dict[bytes, _Version]") -> None:
+    async def _write(self, ours: "_Versions", theirs: "_Versions", narrow: bool) -> None:
         now = int(time.time())
         there, here = self._selection.there, []
         rows: list[_Version] = []
-        for key, version in ours.items():
-            other = theirs.get(key)
+        for place, version in ours.items():
+            vbucket, key = place
+            other = theirs.get(place)
             if (other is None or other.meta != version.meta) and not version.is_over(now):
                 rows.append(version._replace(key=there(key)))
                 if other is not None:
-                    here.append(other._replace(key=key))
-        for key, version in theirs.items():
-            if key not in ours and not version.is_over(now) and version.meta != (False, *_WEAKEST):
-                rows.append(_tombstone(there(key)))
-                here.append(version._replace(key=key))
+                    here.append(other._replace(vbucket=vbucket, key=key))
+        for place, version in theirs.items():
+            if place not in ours and not version.is_over(now) and version.meta != (False, *_WEAKEST):
+                vbucket, key = place
+                rows.append(_tombstone(vbucket, there(key)))
+                here.append(version._replace(vbucket=vbucket, key=key))
         rows = [row for row in rows if row.meta[1:] != _WEAKEST] if self._merge else rows
         self.keys += len(rows) + (len(here) if self._merge else 0)
         options = None if self._merge else MetaOption.SKIP_CONFLICT_RESOLUTION
-        await _write_all(self._addresses[1], rows, options)
+        await _write_all(self._addresses[1], rows, options, narrow)
         if self._merge:
-            await _write_all(self._addresses[0], here, None)
+            await _write_all(self._addresses[0], here, None, narrow)
 
 
 class _Version(NamedTuple):
-    """A version of a key."""
+    """A version of a key in a vbucket."""
 
+    vbucket: int
     key: bytes
     event: int
     rev_seqno: int
@@ -193,8 +200,11 @@ class _Version(NamedTuple):
         return self.event == Event.MUTATION and 0 < self.expiry <= now
 
 
-def _tombstone(key: bytes) -> _Version:
-    return _Version(key, Event.DELETION, *_WEAKEST, b"", 0, 0, 0)
+_Versions = dict[tuple[int, bytes], _Version]
+
+
+def _tombstone(vbucket: int, key: bytes) -> _Version:
+    return _Version(vbucket, key, Event.DELETION, *_WEAKEST, b"", 0, 0, 0)
 
 
 def _versions(records: pa.RecordBatch) -> Iterator[_Version]:
@@ -202,14 +212,18 @@ def _versions(records: pa.RecordBatch) -> Iterator[_Version]:
     return map(_Version._make, zip(*columns, strict=True))
 
 
-async def _write_all(address: Address, rows: Sequence[_Version], options: MetaOption | None) -> None:
+async def _write_all(
+    address: Address, rows: Sequence[_Version], options: MetaOption | None, keep_vbuckets: bool
+) -> None:
     if not rows:
         return
     columns = {
         name: pa.array([getattr(row, name) for row in rows], CHANGES.field(name).type) for name in _Version._fields
     }
     async with KvClient(address) as kv:
-        refused = await kv.write_batch(pa.record_batch(columns), with_meta=True, options=options)
+        refused = await kv.write_batch(
+            pa.record_batch(columns), with_meta=True, options=options, keep_vbuckets=keep_vbuckets
+        )
     failed: dict[bytes, StatusError] = {
         key: error for key, error in refused.items() if not isinstance(error, KeyNotFound | KeyExists)
     }

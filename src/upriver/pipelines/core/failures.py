@@ -12,6 +12,7 @@ from upriver.errors import (
     Busy,
     ClusterMapError,
     DataLoss,
+    DurabilityAmbiguous,
     Locked,
     LoginImpossible,
     NodeUnavailable,
@@ -28,8 +29,8 @@ from upriver.pipelines.core.directory import LoggedBatch
 
 #: Temporary errors: a node is unreachable, full or busy, a vbucket has moved, or another program writes to a table.
 _TEMPORARY: Final = (
-    NodeUnavailable, TemporaryFailure, Busy, OutOfMemory, NotMyVbucket, StreamRefused, ClusterMapError, TableConflict,
-    ConnectionError, TimeoutError,
+    NodeUnavailable, TemporaryFailure, Busy, OutOfMemory, DurabilityAmbiguous, NotMyVbucket, StreamRefused,
+    ClusterMapError, TableConflict, ConnectionError, TimeoutError,
 )  # fmt: skip
 _OURS: Final = re.compile(r"upriver\.errors\.(\w+): (.*)")
 _VBUCKET: Final = re.compile(r"\bvbucket (\d+)")

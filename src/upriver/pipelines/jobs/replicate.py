@@ -3,6 +3,9 @@
 Each change is written with the revision and CAS of its source, and the newer version wins. A change that returns to its
 origin is not newer there, so an echo ends after one round. When the source has rolled back, a repair follows
 (``apply.repair``), after the batch is written and before it is complete.
+
+A document that is in another vbucket than its key's stays in its vbucket. If the clusters have different numbers of
+vbuckets, or keys are renamed, it has no place in the target, and the pipeline fails.
 """
 
 import asyncio
@@ -14,8 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import re2
 
+from upriver.client import Cluster
 from upriver.client.transport import Address
-from upriver.errors import OptionError
+from upriver.errors import OptionError, RowsRefused
+from upriver.model import Event
 from upriver.options import as_flag, option
 from upriver.pipelines.apply.repair import Mark, Repair, Selection
 from upriver.pipelines.core.directory import RunDirectory
@@ -23,9 +28,12 @@ from upriver.pipelines.core.options import PipelineOptions, connection
 from upriver.pipelines.core.pipeline import Pipeline
 from upriver.pipelines.core.row_pipeline import InTask, RowPipeline
 from upriver.spark import RowWriter, WriteOptions, WriteOutcome, as_address
+from upriver.wire.codec import key_vbuckets
 
 _OUTCOMES: Final = pa.schema([("vbucket", pa.int32()), ("written", pa.int64()), ("known", pa.int64())])
 _MARKS: Final = "repairs.json"
+#: The maximum number of refused rows in a message.
+_SAMPLES_MAX: Final = 5
 
 
 def as_rename(value: str) -> tuple[str, str]:
@@ -111,7 +119,7 @@ class Replicate(RowPipeline):
 
     def in_task(self) -> InTask:
         """Write the changes."""
-        return _Writing(self._to, self.options.rename)
+        return _Writing(self.options.source, self._to, self.options.rename)
 
     def apply(self, found: pa.Table, batch_number: int) -> None:  # noqa: ARG002
         """The changes are written: repair what the source has lost."""
@@ -167,12 +175,14 @@ class _Writing(InTask):
     columns = ("*",)
     schema = _OUTCOMES
 
-    def __init__(self, to: Address, rename: tuple[str, str] | None) -> None:
+    def __init__(self, source: Address, to: Address, rename: tuple[str, str] | None) -> None:
+        self._source = source
         self._options = {**connection(to), "mode": "meta"}
         self._rename = rename
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         went_back: list[int] = []
+        vbuckets = asyncio.run(_number_of_vbuckets(self._source))
 
         def changes() -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -181,18 +191,44 @@ class _Writing(InTask):
                     went_back.extend(batch.column("vbucket").filter(whole).to_pylist())
                     batch = batch.filter(pc.invert(whole))
                 if batch.num_rows:
-                    yield renamed(batch, self._rename)
+                    yield batch if self._rename is None else renamed(in_place(batch, vbuckets), self._rename)
 
-        outcome = RowWriter(WriteOptions.read(self._options)).write(changes())
+        options = WriteOptions.read({**self._options, "sourceVbuckets": str(vbuckets)})
+        outcome = RowWriter(options).write(changes())
         rows: list[dict[str, Any]] = [{"vbucket": number, "written": 0, "known": 0} for number in went_back]
         rows.append({"vbucket": None, "written": outcome.written, "known": outcome.known})
         yield pa.RecordBatch.from_pylist(rows, schema=_OUTCOMES)
 
 
-def renamed(batch: pa.RecordBatch, rename: tuple[str, str] | None) -> pa.RecordBatch:
+async def _number_of_vbuckets(address: Address) -> int:
+    cluster = Cluster(address)
+    try:
+        return (await cluster.open()).vbuckets
+    finally:
+        await cluster.close()
+
+
+def in_place(batch: pa.RecordBatch, vbuckets: int) -> pa.RecordBatch:
+    """The rows without their vbuckets, as another key has another one; a document must be in the vbucket of its key.
+
+    The deletion of one that is not has nothing to do, because the target never had the document.
+    """
+    own = key_vbuckets(batch.column("key"), vbuckets)
+    misplaced = pc.not_equal(batch.column("vbucket").cast(pa.uint16()), own)
+    if pc.any(misplaced).as_py():
+        stored = batch.filter(pc.and_(misplaced, pc.equal(batch.column("event"), Event.MUTATION.name.lower())))
+        if stored.num_rows:
+            rows = stored.select(["key", "vbucket"]).slice(0, _SAMPLES_MAX).to_pylist()
+            why = "instead of its key's, so it cannot get another key"
+            raise RowsRefused(
+                stored.num_rows, [f"{row['key']!r}: it is in vbucket {row['vbucket']} {why}" for row in rows]
+            )
+        batch = batch.filter(pc.invert(misplaced))
+    return batch.drop_columns(["vbucket"])
+
+
+def renamed(batch: pa.RecordBatch, rename: tuple[str, str]) -> pa.RecordBatch:
     """The rows with the keys of the target."""
-    if rename is None:
-        return batch
     old, new = rename[0].encode(), rename[1].encode()
     keys = [new + key[len(old) :] for key in batch.column("key").to_pylist()]
     place = batch.schema.get_field_index("key")

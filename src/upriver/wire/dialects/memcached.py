@@ -36,7 +36,8 @@ _WRITE = {
     Status.E2BIG: "The value exceeds the limit.",
     Status.LOCKED: "Another client holds the lock on the key.",
     Status.ENOMEM: "The memory quota is full.",
-    Status.ETMPFAIL: "The disk queue is full: try again.",
+    Status.ETMPFAIL: "The disk queue is full or the disk does not take writes: try again.",
+    Status.SYNC_WRITE_AMBIGUOUS: "The change was made, but the disk failed before it was stored.",
     **_NOT_MINE,
 }
 
