@@ -246,6 +246,50 @@ def test_a_reader_on_an_administrators_connection_feeds_no_replica(node: Embedde
     assert high_seqno(node) == 1
 
 
+COPY_CHANGES: list[Request] = [
+    dcp.Open(name=b"feeding", flags=dcp.OpenFlag(0)),
+    tap.Mutation(vbucket=1, key=b"foreign", value=b"1"),
+    tap.Delete(vbucket=1, key=b"mine"),
+    tap.Flush(),
+    tap.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE),
+    tap.Opaque(vbucket=1, control=Control.INITIAL_VBUCKET_STREAM),
+    memcached.SetVbucket(vbucket=1, state=memcached.VbucketState.ACTIVE),
+    memcached.DeleteVbucket(vbucket=1),
+    memcached.Flush(),
+]
+WRITES: list[Request] = [
+    Set(vbucket=1, key=b"foreign", value=b"1"),
+    memcached.SetWithMeta(vbucket=1, key=b"foreign", value=b"1", rev_seqno=9, item_cas=9),
+    memcached.DeleteWithMeta(vbucket=1, key=b"mine", rev_seqno=9, item_cas=9),
+]
+
+
+@pytest.mark.parametrize("state", [VbucketState.REPLICA, VbucketState.PENDING])
+def test_in_every_dialect_a_copy_is_changed_by_administrators_only(node: EmbeddedNode, state: VbucketState) -> None:
+    vbucket = node.call(lambda: node.bucket.vbucket(1))
+    node.call(vbucket.set, b"mine", b"1")
+    node.call(vbucket.set_state, state)
+
+    def found() -> tuple[object, ...]:
+        return node.call(
+            lambda: (vbucket.state, vbucket.failover_log, vbucket.high_seqno, list(vbucket.table.live_keys()))
+        )
+
+    before = found()
+    for user, requests, refusal in (
+        ("streamer", COPY_CHANGES, Status.EACCESS),
+        ("streamer", WRITES, Status.NOT_MY_VBUCKET),
+        ("alice", WRITES, Status.NOT_MY_VBUCKET),
+    ):
+        for request in requests:
+            with StreamClient(node, wire=dcp.dcp if isinstance(request, dcp.Open) else tap.tap) as client:
+                client.ask(login(user))
+                answer = client.ask(request)
+                assert isinstance(answer, Response)
+                assert answer.status is refusal, request
+    assert found() == before
+
+
 def test_a_former_administrator_feeds_no_replica(node: EmbeddedNode, users_path: Path) -> None:
     client, opaque = feeding(node)
     with client:

@@ -6,6 +6,7 @@ link. If the connection is cut after the source became dead for it, no connectio
 
 from collections.abc import Callable
 
+from tests.simulation.logins import MOVER
 from tests.simulation.moves import DESTINATION, SOURCE
 from tests.simulation.node import Link, Machine
 from upriver.errors import StatusError, WireError
@@ -56,7 +57,7 @@ class DraftTakeover:
         self._consumer = ConsumerConnection(
             destination.service.sink, destination.clock(), OPTIONS, on_output=self._send, on_end=self._ended
         )
-        self.links[SOURCE] = Link(source, self, f"{self}", "upr_draft3")
+        self.links[SOURCE] = Link(source, self, f"{self}", "upr_draft3", MOVER)
         try:
             self._consumer.add_stream(self.v, self._answered, flags=int(dcp.StreamFlag.TAKEOVER))
         except StatusError as error:

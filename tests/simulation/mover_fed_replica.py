@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from tests.simulation.logins import MOVER
 from tests.simulation.node import ALL, Link, Machine
 from tests.simulation.stream_fed_replica import unanswered
 from upriver.node.streams.replica_connection import ReplicaConnection
@@ -29,6 +30,11 @@ class MoverFedReplica:
         """The one to the source, which the scheduler moves along; what comes over it reaches the machine at once."""
         return self._links.get(SOURCE)
 
+    @property
+    def feeding_link(self) -> Link | None:
+        """The one over which the mover feeds its own machine."""
+        return self._links.get(DESTINATION)
+
     def connect(self, source: Machine, wanted: Sequence[int] | None = None) -> None:
         """A new mover begins, under the same name."""
         self._close()
@@ -41,7 +47,7 @@ class MoverFedReplica:
             return
         self._mover = MoverSteps(self.name, numbers, Goal.REPLICATE, on_phase=self._on_phase)
         for side, machine in ((SOURCE, source), (DESTINATION, self.machine)):
-            self._links[side] = Link(machine, self, self.name)
+            self._links[side] = Link(machine, self, self.name, user=MOVER)
             self._mover.connected(side)
         # What it answers later, when its disk knows or there is room again, it says by itself.
         self._links[DESTINATION].session.on_output = lambda: self.machine.errands.from_thread(self._listen)

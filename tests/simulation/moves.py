@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from tests.simulation.logins import MOVER
 from tests.simulation.node import Link, Machine
 from upriver.protocol.move import mover as steps
 from upriver.protocol.move.mover import Goal, MoverSteps
@@ -76,7 +77,7 @@ class Moving:
         wanted, self._wanted = self._wanted, []
         for side in wanted:
             if self.machines[side].up:
-                self.links[side] = Link(self.machines[side], self, f"{self}")
+                self.links[side] = Link(self.machines[side], self, f"{self}", user=MOVER)
                 self.mover.connected(side)
             else:
                 self._wanted.append(side)

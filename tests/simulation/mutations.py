@@ -16,7 +16,9 @@ from upriver.engine.flusher import Flusher
 from upriver.engine.maintenance import Maintenance
 from upriver.model import FailoverEntry, FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.model import rollback as rules
+from upriver.node.auth import login_queue
 from upriver.node.commands import vbuckets
+from upriver.node.session import Session
 from upriver.node.streams.engine_sink import EngineSink
 from upriver.node.streams.engine_source import EngineSource
 from upriver.node.tap.engine_sink import EngineTapSink
@@ -575,6 +577,31 @@ def foreign_flushes_are_taken_for_known_ones() -> list[Change]:
         flush(self, vbuckets, ttl, mark or 1, peer)
 
     return [(EngineTapSink, "flush", instead)]
+
+
+# Roles.
+
+
+@mutation
+def streams_outlive_a_login() -> list[Change]:
+    """A connection that logs in again keeps what runs under its old roles."""
+
+    def instead(self: Session) -> None:
+        self.user = None
+
+    return [(Session, "log_out", instead)]
+
+
+@mutation
+def failed_logins_keep_the_user() -> list[Change]:
+    """A login in vain ends the streams, but later requests use the old roles."""
+    return [(Session, "log_out", Session.end_stream)]
+
+
+@mutation
+def lost_roles_end_nothing() -> list[Change]:
+    """The streams of a user who loses a role, or is removed, go on."""
+    return [(login_queue, "_why_not", lambda session, before: "")]
 
 
 # Evicted values.

@@ -11,18 +11,23 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal, Protocol, TypeVar
 
 from tests.simulation.disk import Disk, PowerLost
+from tests.simulation.logins import NO_THROTTLE, PASSWORD, ROLES, STREAMER, SimulatedUsers, log_in
+from tests.simulation.truth import Violation
 from upriver.engine import Bucket, Retention, Vbucket
 from upriver.errors import StorageError
 from upriver.model import VbucketState
+from upriver.node.auth.login_queue import take_new_users
+from upriver.node.auth.users import Role
 from upriver.node.cluster_map import NodeClusterMap, single_node
 from upriver.node.commands import COMMANDS
-from upriver.node.options import ListenAddress
+from upriver.node.options import SHORT_DRAFTS, ListenAddress
 from upriver.node.server import add_services
 from upriver.node.session import Session
 from upriver.node.state import NodeState
 from upriver.node.streams.role_changes import RoleChanges
 from upriver.node.streams.stream_connection import StreamConnection
 from upriver.node.tap.connections import TapConnection
+from upriver.wire import MEMCACHED, Framer, Magic, Status
 
 T = TypeVar("T")
 
@@ -93,9 +98,18 @@ class Errands:
 class Machine:
     """A node that can be started, stopped, and lose its power."""
 
-    def __init__(self, name: str, clock: Clock, vbuckets: int, *, replicate_locks: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        vbuckets: int,
+        *,
+        replicate_locks: bool = False,
+        users: SimulatedUsers | None = None,
+    ) -> None:
         self.name = name
         self.replicate_locks = replicate_locks
+        self.users = users
         self.clock = clock
         self.vbuckets = vbuckets
         self.disk = Disk(name)
@@ -140,6 +154,8 @@ class Machine:
             started=self.clock(),
             cluster=NodeClusterMap(config),
             commands=COMMANDS,
+            users=self.users,
+            throttle=NO_THROTTLE,
         )
         self.service, _ = add_services(self.state)
         RoleChanges(self.state, lambda numbers: self.on_roles(numbers))
@@ -164,6 +180,20 @@ class Machine:
     def owns(self, number: int) -> bool:
         """It believes to be active for this vbucket."""
         return self.role(number) is VbucketState.ACTIVE
+
+    def change_user(self, name: str, what: str) -> None:
+        """An operator changes a user, and the machine notices it at once."""
+        if self.users is not None:
+            self.users.change(name, what)
+            if self.up:
+                take_new_users(self.state, self.users)
+
+    @property
+    def copies(self) -> list[tuple[int, VbucketState, int, int]]:
+        """The copies, their roles, and how far they are on which branch."""
+        return [
+            (copy.number, copy.state, copy.high_seqno, copy.failover_log.newest.vbucket_uuid) for copy in self.bucket
+        ]
 
     def crash(self) -> None:
         """Everything that was not committed is gone."""
@@ -239,16 +269,52 @@ class Peer(Protocol):
 
 
 class Link:
-    """One connection to a machine: bytes in flight both ways, in any pieces, until it is cut."""
+    """One connection to a machine: bytes in flight both ways, in any pieces, until it is cut.
 
-    def __init__(self, machine: Machine, peer: Peer, name: str, dialect: str = "") -> None:
+    Where the machine has users, the connection logs in first. Under the roles that the user has now the peer neither
+    hears of changes nor makes any, unless these roles are enough for it.
+    """
+
+    def __init__(self, machine: Machine, peer: Peer, name: str, dialect: str = "", user: str = STREAMER) -> None:
         self.machine = machine
         self.peer = peer
-        self.session = Session(machine.state, name, listen_address=ListenAddress(dialect=dialect))
+        listen_address = ListenAddress(dialect=dialect, anonymous=dialect in SHORT_DRAFTS)
+        self.session = Session(machine.state, name, listen_address=listen_address)
         self.up = bytearray()
         self.down = bytearray()
         self.open = True
+        #: The user that is logged in; None where no login is needed.
+        self.user: str | None = None
+        #: Another user has logged in on the connection of the peer, which hears nothing more.
+        self.estranged = False
+        self._refused = False
         machine.links.append(self)
+        machine.state.connections.add(self)  # type: ignore[arg-type]  # of a connection only the session counts here
+        if machine.users is not None and not listen_address.anonymous:
+            self._log_in(user, PASSWORD)
+
+    @property
+    def _roles(self) -> Role:
+        """The roles that the operator has left to the user."""
+        if self.user is None or self.machine.users is None:
+            return Role.ADMIN
+        return self.machine.users.roles_of(self.user)
+
+    def _log_in(self, user: str, password: str) -> None:
+        log_in(self.session, user, password)
+        self.session.data_to_send()  # the end of what ran before
+        self.user = user if password == PASSWORD else ""
+        self.machine.errands.run()
+        self.session.data_to_send()
+        self._refused = not self._roles and not self.estranged  # a peer may still try what is left
+
+    def log_in_again(self, user: str, password: str) -> bool:
+        """Between two of the peer's packets a login arrives, of that user; False if there is none to replace."""
+        if not self.open or self.user is None or self.session.unread or self.session.blocked:
+            return False
+        self.estranged = True
+        self._log_in(user, password)
+        return True
 
     def send(self, data: bytes) -> None:
         """The peer sends."""
@@ -256,17 +322,17 @@ class Link:
 
     def deliver_up(self, size: int) -> bool:
         """Some bytes reach the machine."""
-        if not self.open or not self.up:
+        if not self._check_open() or not self.up:
             return False
         data = bytes(self.up[:size])
         del self.up[:size]
-        self.session.receive(data)
+        self._unchanged_without_admin(lambda: self.session.receive(data))
         self._settle()
         return True
 
     def produce(self, size: int) -> bool:
         """The machine puts something on the wire, if it has something."""
-        if not self.open:
+        if not self._check_open():
             return False
         self._settle()
         if not self.open:
@@ -274,8 +340,11 @@ class Link:
         data = self.session.data_to_send()
         stream = self.session.stream
         if isinstance(stream, StreamConnection | TapConnection) and not self.session.closing:
-            data += stream.producer.produce(size)
-        self.down += data
+            data += self._unchanged_without_admin(lambda: stream.producer.produce(size))
+        if self.user is not None:
+            self._check_roles(data)
+        if self._check_open():
+            self.down += data
         return bool(data)
 
     def deliver_down(self, size: int) -> bool:
@@ -284,8 +353,40 @@ class Link:
             return False
         data = bytes(self.down[:size])
         del self.down[:size]
+        if self.estranged:
+            return False
         self.peer.receive(self, data)
         return True
+
+    def _check_open(self) -> bool:
+        """A machine that refuses the user has nothing more to say."""
+        if self._refused:
+            self.cut()
+        return self.open
+
+    def _check_roles(self, data: bytes) -> None:
+        """Requests go only to users that may have streams, and only others are refused."""
+        framer = Framer(MEMCACHED)
+        framer.feed(data)
+        while packet := framer.next_packet():
+            if packet[0] == Magic.REQUEST and Role.STREAM not in self._roles:
+                raise Violation(
+                    f"{self.machine} sends opcode {packet[1]:#x} to {self.peer}, which lost the role for it"
+                )
+            if packet[0] == Magic.RESPONSE and int.from_bytes(packet[6:8]) in (Status.EACCESS, Status.AUTH_ERROR):
+                if self.user and self._roles == ROLES[self.user] and not self.estranged:
+                    raise Violation(f"{self.machine} refuses opcode {packet[1]:#x} to {self.peer}, which may use it")
+                self._refused = True
+
+    def _unchanged_without_admin(self, work: Callable[[], T]) -> T:
+        """Only administrators change copies over their links."""
+        if Role.ADMIN in self._roles:
+            return work()
+        before = self.machine.copies
+        result = work()
+        if self.machine.copies != before:
+            raise Violation(f"{self.peer} changes {self.machine} from {before} to {self.machine.copies} without a role")
+        return result
 
     def _settle(self) -> None:
         self.machine.errands.run()
@@ -295,12 +396,19 @@ class Link:
         if self.session.closing:
             self.cut()
 
+    def dismiss(self, _why: str) -> None:
+        """The machine closes the connection, after its last words."""
+        self.down += self.session.data_to_send()
+        self.deliver_down(ALL)
+        self.cut()
+
     def cut(self) -> None:
         """Both ends notice; what was in flight is lost."""
         if not self.open:
             return
         self.open = False
         self.machine.links.remove(self)
+        self.machine.state.connections.discard(self)
         if self.session.stream is not None:
             self.session.stream.lose()
         self.peer.lost(self)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from tests.simulation.chance import chance
 from tests.simulation.follower import DRAFTS, Habits
 from tests.simulation.holders import Policy
+from tests.simulation.logins import PASSWORD, READER, REDUCED, STREAMER
 from tests.simulation.mover_fed_replica import MoverFedReplica
 from tests.simulation.moves import DESTINATION, SOURCE
 from tests.simulation.node import ALL
@@ -37,6 +38,8 @@ WEIGHTS: Final = {
 WRITES: Final = ("set", "set", "set", "delete", "delete", "append", "touch", "meta", "get")
 LOCKING: Final = ("lock", "lock", "lock", "unlock", "held")
 POLICIES: Final[tuple[Policy, ...]] = ("rewind", "emit", "emit", "fail")
+#: How a connection logs in again: with other roles, in vain, and as before.
+LOGINS: Final = ((READER, PASSWORD), (STREAMER, "wrong"), (STREAMER, PASSWORD))
 PIECES: Final = (1, 7, 24, 60, 200, ALL, ALL, ALL)
 
 
@@ -77,6 +80,8 @@ def plan_of(rng: random.Random, seed: int) -> Plan:
     )
     if seed % 20 == 14:
         return replace(plan, replicate_locks=True)
+    if seed % 20 == 5:
+        return replace(plan, users=True, fed_by_mover=seed % 60 == 5)
     if seed % 20 == 18:
         return replace(plan, machines=3, fed_by_mover=True)
     return replace(plan, machines=3, leaves_dead=True) if seed % 10 == 1 else plan
@@ -115,6 +120,7 @@ class Author:
         self.loyalty = rng.choice((0.4, 0.7, 0.9))
         self.expiring = rng.random() < 0.3
         self.length = rng.randrange(6, 40)
+        self.logins = random.Random(seed)
         #: The copies that were pending after the last event: machine and vbucket.
         self.pending: set[tuple[int, int]] = set()
         if seed % 10 == 2:  # not drawn with the others, for the histories of all other seeds stay what they were
@@ -128,11 +134,13 @@ class Author:
         self.kinds = (*WRITES, *LOCKING) if seed % 10 == 4 else WRITES
 
     def events(self) -> Iterator[Action]:
-        """All events. Those of foreign TAP peers are not drawn, so that the histories of all seeds stay what they
-        were."""
+        """All events. Those of foreign TAP peers and of logins are not drawn with the others, so that the histories of
+        all other seeds stay what they were."""
         for action in self._events():
             yield action
             yield from self._foreign()
+            if self.world.plan.users and self.logins.random() < 0.15:
+                yield from self._other_roles()
         if self.world.plan.tap and self.seed % 4 == 0:  # in others a flush would hide what was lost before
             yield ("tap_flush", 0)
             yield from self._writes()
@@ -144,6 +152,38 @@ class Author:
         for n, v in sorted(pending - self.pending):
             yield ("foreign", n, v)
         self.pending = pending
+
+    def _other_roles(self) -> Iterator[Action]:
+        """A connection logs in again, or a user loses roles, while there is something to stream."""
+        rng, world = self.logins, self.world
+        f, v = rng.randrange(len(world.followers)), rng.randrange(world.plan.vbuckets)
+        what = rng.choice(("login", "login", "mover", "user", "user"))
+        if what == "login":
+            if rng.random() < 0.3:  # before what it asks for arrives
+                yield ("connect", f, world.owner[v])
+            yield ("login", f, *rng.choice(LOGINS))
+            yield from self._heard(f, v, rng)
+            yield ("cut", f)
+        elif what == "mover" and world.moving:
+            v, takers = rng.choice(sorted(world.moving.items()))
+            which, side = rng.randrange(len(takers)), rng.choice(("source", "destination"))
+            yield ("mover_login", v, which, side, *rng.choice(LOGINS))
+            yield ("write", world.owner[v], v, "set", rng.randrange(world.plan.keys))
+            for end in ("source", "destination") * 2:
+                yield ("relay", v, which, end, ALL, ALL, ALL)
+            yield ("mover", v, which, side)
+        elif what == "user":
+            n, name = rng.randrange(len(world.machines)), rng.choice(list(REDUCED))
+            yield ("user", n, name, rng.choice(("removed", "reduced")))
+            yield from self._heard(f, v, rng)
+            if rng.random() < 0.7:
+                yield ("user", n, name, "restored")
+
+    def _heard(self, f: int, v: int, rng: random.Random) -> Iterator[Action]:
+        """There is something to stream, and a follower listens."""
+        for _ in range(rng.randint(1, 2)):
+            yield ("write", self.world.owner[v], v, "set", rng.randrange(self.world.plan.keys))
+            yield ("move", f, ALL, ALL, ALL)
 
     def _events(self) -> Iterator[Action]:
         if self.seed % 20 == 7:

@@ -174,6 +174,8 @@ def test_histories_are_worth_looking_at() -> None:
         "[maintain",
         "[usurp",
         "[again",
+        " logs in at ",
+        "[user",
     )
     taken = (
         " alone]",

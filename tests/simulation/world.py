@@ -11,6 +11,7 @@ from typing import Any, Final
 from tests.simulation.draft_takeover import DraftTakeover
 from tests.simulation.follower import Follower, Habits
 from tests.simulation.holders import Holder, Policy
+from tests.simulation.logins import MOVER, REDUCED, WRITER, SimulatedUsers, log_in
 from tests.simulation.mover_fed_replica import MoverFedReplica
 from tests.simulation.moves import DESTINATION, SOURCE, Moving
 from tests.simulation.node import ALL, Clock, Duty, Link, Machine
@@ -75,6 +76,8 @@ class Plan:
     fed_by_mover: bool = False
     #: Locks and unlocks are changes.
     replicate_locks: bool = False
+    #: The machines have users: every connection logs in.
+    users: bool = False
     #: A TAP client follows the first vbucket.
     tap: bool = False
     #: Policy and habits of each foreign consumer.
@@ -89,7 +92,13 @@ class World:
         self.clock = Clock()
         self.history: list[str] = []
         self.machines = [
-            Machine(f"node{n}", self.clock, plan.vbuckets, replicate_locks=plan.replicate_locks)
+            Machine(
+                f"node{n}",
+                self.clock,
+                plan.vbuckets,
+                replicate_locks=plan.replicate_locks,
+                users=SimulatedUsers() if plan.users else None,
+            )
             for n in range(plan.machines)
         ]
         #: The locks that clients hold, by vbucket and key: the CAS, and when and where each was taken.
@@ -650,7 +659,7 @@ class World:
             self._watch(self.owner[v], v)
             vbucket_uuid = active.failover_log.newest.vbucket_uuid
             named = tap.Opaque(vbucket=v, control=Control.CLOSE_BACKFILL)
-            self._tap_peer(self.machines[self.owner[v]], named, tap.Flush(private=b"8 bytes!"))
+            self._tap_peer(self.machines[self.owner[v]], MOVER, named, tap.Flush(private=b"8 bytes!"))
             if active.failover_log.newest.vbucket_uuid != vbucket_uuid:
                 self.truths[v].flushed(vbucket_uuid)
             elif active.high_seqno and not active.table.ledger.refusal:
@@ -661,15 +670,36 @@ class World:
         if self.machines[n].role(v) is PENDING:
             change = tap.Mutation(vbucket=v, key=self.keys[v][0], value=b"foreign")
             begin = tap.Opaque(vbucket=v, control=Control.INITIAL_VBUCKET_STREAM)
-            self._tap_peer(self.machines[n], change, begin, tap.Flush(), change)
+            self._tap_peer(self.machines[n], WRITER, change, begin, tap.Flush(), change)
 
-    def _tap_peer(self, machine: Machine, *messages: Request) -> None:
+    def _tap_peer(self, machine: Machine, user: str, *messages: Request) -> None:
         """A TAP connection to a machine that brings these messages, and is gone."""
         session = Session(machine.state, "a foreign TAP peer", listen_address=ListenAddress())
+        if machine.users is not None:
+            log_in(session, user)
+            machine.errands.run()
         for message in messages:
             session.receive(message.encode())
         if session.stream is not None:
             session.stream.lose()
+
+    def do_login(self, f: int, user: str, password: str) -> None:
+        """Another user logs in on a follower's connection, or on the one that feeds its machine, perhaps in vain."""
+        follower = self.followers[f]
+        link = follower.feeding_link if isinstance(follower, MoverFedReplica) else follower.link
+        if link is not None and link.log_in_again(user, password):
+            self.note(f"  {follower}: {user} logs in at {link.machine}")
+
+    def do_mover_login(self, v: int, which: int, side: str, user: str, password: str) -> None:
+        """The same on a connection of a taker."""
+        moving = self._taker(v, which)
+        link = None if moving is None else moving.links.get(SIDES[side])
+        if link is not None and link.log_in_again(user, password):
+            self.note(f"  {moving}: {user} logs in at {link.machine}")
+
+    def do_user(self, n: int, name: str, what: str) -> None:
+        """An operator removes a user of a machine, takes roles from it, or gives them back."""
+        self.machines[n].change_user(name, what)
 
     # What must be true.
 
@@ -783,6 +813,10 @@ class World:
             machine.disk.trouble = 0
             self.do_start(n)
             self.do_reach(n)
+            for name in REDUCED:
+                machine.change_user(name, "restored")
+            for link in [link for link in machine.links if link.estranged]:
+                link.cut()
         self.check()
         for v in range(self.plan.vbuckets):
             self._finish_move(v)

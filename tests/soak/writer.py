@@ -52,19 +52,25 @@ class SoakWriter:
         self._keys = [b"%s-%d-%d" % (self.name.encode(), self._generation, number) for number in range(20)]
 
     async def _write(self) -> None:
-        async with KvClient(self._address, timeout_s=TIMEOUT_S) as kv:
-            while True:
-                key = self._random.choice(self._keys)
-                sure = False
-                try:
-                    await self._write_once(kv, key)
-                    sure = True
-                except UpriverError:
-                    await asyncio.sleep(0.1)
-                finally:
-                    if not sure:
-                        self._ledger.unknown += 1
-                        self._renew_keys()
+        while True:
+            with contextlib.suppress(UpriverError):  # no node lets it in, because all are busy or down
+                async with KvClient(self._address, timeout_s=TIMEOUT_S) as kv:
+                    await self._write_to(kv)
+            await asyncio.sleep(0.1)
+
+    async def _write_to(self, kv: KvClient) -> None:
+        while True:
+            key = self._random.choice(self._keys)
+            sure = False
+            try:
+                await self._write_once(kv, key)
+                sure = True
+            except UpriverError:
+                await asyncio.sleep(0.1)
+            finally:
+                if not sure:
+                    self._ledger.unknown += 1
+                    self._renew_keys()
 
     async def _write_once(self, kv: KvClient, key: bytes) -> None:
         number = self._ledger.attempt(key)

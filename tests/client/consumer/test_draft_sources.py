@@ -14,15 +14,16 @@ from upriver.errors import StreamRolledBack
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.producer import STREAM_DIALECTS
 from upriver.wire import DIALECTS, AnyResponse, Framer, Response, upr_draft1, upr_draft3
+from upriver.wire.dialects.memcached import FailoverEntry
 
 MUTATIONS = {"upr_draft1": upr_draft1.Mutation, "upr_draft2": upr_draft1.Mutation, "upr_draft3": upr_draft3.Mutation}
 
 
-class NoPairs:
-    """A producer without a failover log: it answers with an empty one and sends two changes from the start."""
+class Server:
+    """A producer with this failover log, which sends one change."""
 
-    def __init__(self, dialect: str) -> None:
-        self.dialect, self.wire = STREAM_DIALECTS[dialect], DIALECTS[dialect]
+    def __init__(self, dialect: str, log: tuple[FailoverEntry, ...]) -> None:
+        self.dialect, self.wire, self.log = STREAM_DIALECTS[dialect], DIALECTS[dialect], log
         self.requests: list[Any] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
@@ -54,7 +55,7 @@ class NoPairs:
             return bytes(message.encode())
 
         if type(asked) is self.dialect.failover_log_request:
-            yield said(self.dialect.failover_log(()))
+            yield said(self.dialect.failover_log(self.log))
             return
         yield said(upr_draft1.Ok() if short else AnyResponse(opcode=asked.code))
         if isinstance(asked, upr_draft1.StreamRequest | upr_draft3.StreamRequest):
@@ -70,8 +71,8 @@ class NoPairs:
 
 
 @contextmanager
-def no_pairs(dialect: str) -> Iterator[NoPairs]:
-    server = NoPairs(dialect)
+def serving(dialect: str, *log: FailoverEntry) -> Iterator[Server]:
+    server = Server(dialect, log)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:
@@ -92,7 +93,7 @@ def node() -> Iterator[EmbeddedNode]:
 @pytest.mark.shows("upr_draft1:log-zero", "upr_draft2:log-zero", "upr_draft3:log-zero")
 @pytest.mark.parametrize("dialect", DRAFTS)
 def test_a_failover_log_without_pairs_means_a_start_at_0(node: EmbeddedNode, dialect: Any) -> None:
-    with no_pairs(dialect) as server:
+    with serving(dialect) as server:
         settings = {"dialect": dialect, "stream_port": server.port, "end": {0: 2}}
         with Consumer.sync(node.address, **settings) as consumer:
             assert [change["key"] for batch in consumer for change in batch.records.to_pylist()] == [b"k"]
@@ -106,3 +107,19 @@ def test_a_failover_log_without_pairs_means_a_start_at_0(node: EmbeddedNode, dia
         ):
             list(consumer)
     assert {(each.start_seqno, each.vbucket_uuid, each.high_seqno) for each in server.requests} == {(0, 0, 0)}
+
+
+@pytest.mark.shows("upr_draft3:log-count")
+@pytest.mark.parametrize("dialect", DRAFTS)
+def test_a_failover_log_of_1024_pairs_is_accepted(node: EmbeddedNode, dialect: Any) -> None:
+    log = [FailoverEntry(vbucket_uuid=2000 - number, seqno=0) for number in range(1024)]
+    with serving(dialect, *log) as server:
+        settings = {"dialect": dialect, "stream_port": server.port, "end": {0: 2}}
+        with Consumer.sync(node.address, **settings) as consumer:
+            assert [change["key"] for batch in consumer for change in batch.records.to_pylist()] == [b"k"]
+            progress = consumer.progress
+        assert progress[0].position.vbucket_uuid == 2000
+        with Consumer.sync(node.address, **settings | {"end": {0: 3}}, start=progress) as consumer:
+            assert [batch.event for batch in consumer] == []
+    assert [each.start_seqno for each in server.requests] == [0, 2]
+    assert server.requests[1].vbucket_uuid == 2000
