@@ -13,7 +13,7 @@ from upriver.client import SyncKvClient
 from upriver.client.cluster.node_queries import failover_logs
 from upriver.client.transport.address import Address
 from upriver.client.transport.connection import Connection
-from upriver.errors import ClusterMapError
+from upriver.errors import ClusterMapError, NodeUnavailable
 from upriver.model import FailoverLog, VbucketState, vbucket_of
 from upriver.node import EmbeddedNode, start
 from upriver.node.commands import statistics
@@ -141,6 +141,29 @@ def test_a_node_that_starts_again_is_waited_for() -> None:
     assert before[0].vbucket_uuid != after[0].vbucket_uuid
     view.close()
     again[0].close()
+
+
+def test_a_node_that_has_started_again_is_asked_over_another_connection(tmp_path: Path) -> None:
+    node = start(vbuckets=4, data=tmp_path)
+    with closing(ClusterView(Address.parse(node.address), None)) as view:
+        before, port = view.bucket(), node.port
+        node.close()
+        node = start(vbuckets=4, data=tmp_path, port=port)
+        assert view.bucket() == before
+        node.close()
+        with pytest.raises(NodeUnavailable):
+            view.bucket()
+
+
+def test_an_estimate_does_not_need_the_nodes(tmp_path: Path) -> None:
+    with start(vbuckets=4, data=tmp_path) as node, closing(ClusterView(Address.parse(node.address), None)) as view:
+        assert view.bytes_per_change() == 1
+        with SyncKvClient(node.address) as kv:
+            kv.set_many({f"k{n}": b"x" * 10_000 for n in range(10)})
+        size = view.bytes_per_change()
+        assert size > 10_000
+        node.close()
+        assert view.bytes_per_change() == size
 
 
 def test_a_bucket_is_known_by_its_uuid_and_whether_a_restart_empties_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from upriver.client import Mover, SyncKvClient
 from upriver.client.consumer.feed_factory import FeedFactory
 from upriver.client.consumer.settings import ConsumerSettings, DialectName
 from upriver.client.transport.address import Address
+from upriver.client.transport.backoff import Backoff
 from upriver.errors import DataLoss, QueryRolledBack, WireError
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
 from upriver.protocol.move.mover import Goal
 from upriver.spark import range_policy, range_reader
 from upriver.spark.batch_planner import Policy, Range, RangeRollback, Rules
+from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import VbucketOffset
 from upriver.spark.options import ReadOptions
 from upriver.spark.range_reader import READERS_MAX, RangeReader, Reading, reader_for
@@ -258,6 +261,32 @@ def test_a_node_that_falls_silent_is_asked_again(monkeypatch: pytest.MonkeyPatch
             return rows
 
     assert [row["key"] for row in asyncio.run(main())] == [b"k%d" % n for n in range(8)]
+
+
+def test_a_node_that_is_down_is_asked_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    pause_s = Backoff.pause_s
+
+    def counted(backoff: Backoff) -> float:
+        pauses.append(pause_s(backoff))
+        return pauses[-1] / 20  # so that the test is quicker than a task
+
+    monkeypatch.setattr(Backoff, "pause_s", counted)
+    with start(vbuckets=4, data=tmp_path) as node, SyncKvClient(node.address) as kv:
+        port, number = node.port, kv.set("k", b"v").vbucket
+        reader, view = reader_of(node.address), ClusterView(Address.parse(node.address), None)
+        assert len(read(reader, [Range(VbucketOffset(number), 1)])) == 1
+        assert len(view.states()) == 4
+    with ThreadPoolExecutor() as pool:
+        for wait in (lambda: read(reader, [Range(VbucketOffset(number), 1)]), view.states):
+            pauses.clear()
+            waiting = pool.submit(wait)
+            wait_until(lambda: len(pauses) > 10)
+            with start(vbuckets=4, data=tmp_path, port=port):
+                assert len(waiting.result(60)) in (1, 4)
+            assert max(pauses) <= range_policy.PAUSE_S
+    reader.close()
+    view.close()
 
 
 def test_a_value_that_cannot_be_inflated_fails_the_task() -> None:

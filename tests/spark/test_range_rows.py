@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.spark_driver import Query
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
-from upriver.node import EmbeddedNode
+from upriver.model import VbucketState
+from upriver.node import EmbeddedNode, start
 from upriver.spark import ReadOptions, packed_ranges, unpacked_ranges
 from upriver.spark.batch_planner import Range, RangeEnd, RangeRollback
 from upriver.spark.data_source import UpriverDataSource
@@ -71,6 +72,40 @@ def test_shards_are_the_same_in_every_batch(upriver_node: EmbeddedNode) -> None:
             rows = query.batch()
             shards.append({row["task"]: {r.start.vbucket for r in unpacked_ranges(row["ranges"])} for row in rows})
     assert shards[0] == shards[1] == {task: {v for v in range(8) if v % 3 == task} for task in range(3)}
+
+
+@pytest.mark.upriver(vbuckets=8)
+def test_vbuckets_that_are_read_again_count_with_all_their_documents(upriver_node: EmbeddedNode) -> None:
+    """The range after a rollback is short, but a task reads the vbucket from the beginning."""
+
+    def lose() -> None:
+        for vbucket in upriver_node.bucket:
+            vbucket.set_state(VbucketState.REPLICA)
+            vbucket.roll_back(vbucket.high_seqno - 1)
+            vbucket.set_state(VbucketState.ACTIVE)
+
+    options = {"address": upriver_node.address, "output": "ranges", "onRollback": "emit", "cores": "2"}
+    with Query(**options) as query, SyncKvClient(upriver_node.address) as kv:
+        kv.set_many({f"k{n}": b"v" for n in range(2 * ROWS_WORTH_A_TASK)})
+        assert len(query.batch()) == 2
+        assert query.batch() == []  # which stores the proof
+        kv.set_many({f"more{n}": b"v" for n in range(100)})
+        assert len(query.batch()) == 1
+        upriver_node.call(lose)
+        rows = query.batch()
+        assert sum(row["changes"] for row in rows) < 100
+        assert [row["vbuckets"] for row in rows] == [4, 4]
+        kv.set("new", b"v")
+        assert len(query.batch()) == 1
+
+
+def test_a_node_that_is_down_does_not_fail_the_plan_of_tasks() -> None:
+    with start(vbuckets=4) as node, Query(address=node.address, output="ranges") as query:
+        with SyncKvClient(node.address) as kv:
+            kv.set("k", b"v")
+        assert query.plan()
+        node.close()
+        assert [row["changes"] for row in query.read()] == [1]
 
 
 @pytest.mark.upriver(vbuckets=8)

@@ -28,6 +28,8 @@ T = TypeVar("T")
 PATIENCE_S: Final = 60.0
 #: The driver waits this long for an owner, because a vbucket has none for a moment while it moves.
 MOVING_S: Final = 10.0
+#: The longest pause between two attempts: while the driver waits, nothing goes on.
+PAUSE_S: Final = 0.25
 
 
 #: A node looks at some ten thousand records to answer how far a range may go; it is asked again this many times.
@@ -54,6 +56,8 @@ class ClusterView:
         self._vbuckets = vbuckets
         #: Vbuckets without an owner, which the next call does not wait for again.
         self._missed: frozenset[int] = frozenset()
+        #: The last estimate of the size of a change.
+        self._change_bytes = 1
 
     def vbuckets(self) -> list[int]:
         """The vbuckets that the query reads: the chosen ones, or all."""
@@ -82,7 +86,7 @@ class ClusterView:
         return self._run(owners(self._cluster, list(numbers)))
 
     def bytes_per_change(self) -> int:
-        """An estimate of the average size of a change, from the nodes' statistics."""
+        """An estimate of the average size of a change: by the nodes that answer, or the last one if none does."""
         return self._run(self._bytes_per_change())
 
     def item_counts(self) -> dict[int, int]:
@@ -101,7 +105,10 @@ class ClusterView:
 
     def bucket(self) -> BucketIdentity:
         """Which bucket the nodes serve."""
-        return self._run(self._bucket())
+        try:
+            return self._run(self._bucket())
+        except NodeUnavailable:  # the connection to a node that was restarted is dead, and only its use shows that
+            return self._run(self._bucket())
 
     def close(self) -> None:
         """Close the connections."""
@@ -115,7 +122,7 @@ class ClusterView:
     async def _states(self, known: Offset | None) -> dict[int, SourceState]:
         await self._cluster.open()
         wanted = None if self._vbuckets is None else list(self._vbuckets)
-        began, backoff = self._loop.time(), Backoff(longest_s=1.0)
+        began, backoff = self._loop.time(), Backoff(longest_s=PAUSE_S)
         is_newest = False
         while True:
             waited_s = self._loop.time() - began
@@ -201,10 +208,13 @@ class ClusterView:
     async def _bytes_per_change(self) -> int:
         items = size = 0
         for endpoint in await owners(self._cluster):
-            numbers = await statistics(await self._cluster.connection(endpoint))
-            items += int(numbers.get("curr_items", 0))
-            size += int(numbers.get("mem_used", 0))
-        return max(1, size // items) if items else 1
+            with contextlib.suppress(NodeUnavailable):  # an estimate must not end a query: see PATIENCE_S
+                numbers = await statistics(await self._cluster.connection(endpoint))
+                items += int(numbers.get("curr_items", 0))
+                size += int(numbers.get("mem_used", 0))
+        if items:
+            self._change_bytes = max(1, size // items)
+        return self._change_bytes
 
 
 @lru_cache(maxsize=4096)

@@ -39,6 +39,8 @@ from upriver.wire import dcp
 LOG: Final = logging.getLogger("upriver.spark")
 #: A task fails when its ranges have got no stream and no changes for this long.
 RETRY_S: Final = 60.0
+#: The longest pause between two attempts of a task.
+PAUSE_S: Final = 0.25
 
 
 class RangePolicy(StreamPolicy):
@@ -46,6 +48,8 @@ class RangePolicy(StreamPolicy):
 
     shares_patience: ClassVar[bool] = True
     checks_active_again: ClassVar[bool] = True
+    #: A batch waits for its slowest task, and all readers of its target wait with it.
+    longest_pause_s: ClassVar[float] = PAUSE_S
 
     def __init__(
         self,

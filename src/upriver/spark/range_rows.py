@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 from upriver.spark.batch_planner import Range, RangeRollback
 from upriver.spark.cluster_view import ClusterView
 from upriver.spark.offsets import VbucketOffset
-from upriver.spark.readers import ROWS_WORTH_A_TASK, RangesPartition, StreamReader, balanced
+from upriver.spark.readers import ROWS_WORTH_A_TASK, RangesPartition, StreamReader, balanced, changes_in
 
 #: The rows: number of the task, its ranges, and how many vbuckets and changes they have.
 RANGE_ROWS: Final = pa.schema(
@@ -60,14 +60,21 @@ class RangeRowsReader(StreamReader):
                 by_shard.setdefault(asked.start.vbucket % options.shards, []).append(asked)
             return [NumberedPartition(number, ranges) for number, ranges in sorted(by_shard.items())]
         size = max(1, view.bytes_per_change()) if todo else 1
+        # The task reads a vbucket that was rolled back from the beginning: see ``upriver.pipelines.apply``.
+        items = view.item_counts() if any(asked.rollback is not None for asked in todo) else {}
+
+        def changes(asked: Range) -> int:
+            if asked.rollback is None:
+                return changes_in(asked)
+            return min(asked.end_seqno, items.get(asked.start.vbucket, asked.end_seqno))
+
         count = tasks_for(
-            [_changes(asked) for asked in todo],
+            list(map(changes, todo)),
             wanted=options.min_partitions or self._cores,
             rows_max=min(options.rows_per_task, max(1, options.bytes_per_task // size)),
         )
-        return [
-            NumberedPartition(number, ranges) for number, ranges in enumerate(balanced(list(todo), count)) if ranges
-        ]
+        tasks = balanced(list(todo), count, changes)
+        return [NumberedPartition(number, ranges) for number, ranges in enumerate(tasks) if ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The row of one task."""
@@ -84,7 +91,7 @@ def tasks_for(sizes: Sequence[int], *, wanted: int, rows_max: int) -> int:
 
 def range_row(number: int, ranges: Sequence[Range]) -> pa.RecordBatch:
     """The row of a task."""
-    changes = sum(map(_changes, ranges))
+    changes = sum(map(changes_in, ranges))
     row = {"task": number, "ranges": packed_ranges(ranges), "vbuckets": len(ranges), "changes": changes}
     return pa.RecordBatch.from_pylist([row], schema=RANGE_ROWS)
 
@@ -107,7 +114,3 @@ def unpacked_ranges(data: bytes) -> list[Range]:
 def _range(row: Sequence[int]) -> Range:
     end_seqno, has_rollback, *rollback = row[_OFFSET_FIELDS:]
     return Range(VbucketOffset(*row[:_OFFSET_FIELDS]), end_seqno, RangeRollback(*rollback) if has_rollback else None)
-
-
-def _changes(asked: Range) -> int:
-    return asked.end_seqno - asked.start.seqno

@@ -7,7 +7,7 @@ processes that use them. Spark never calls ``stop`` and calls ``commit`` late, s
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -87,7 +87,7 @@ class _Ranges(SparkReader):
 
     def _default_tasks(self, todo: Sequence[Range]) -> int:
         """Two tasks for a small batch, and up to one per core for a large one."""
-        changes = sum(asked.end_seqno - asked.start.seqno for asked in todo)
+        changes = sum(map(changes_in, todo))
         return max(2, min(self._cores, -(-changes // ROWS_WORTH_A_TASK)))
 
     @property
@@ -344,12 +344,17 @@ def _shares(sizes: Sequence[int], wanted: int) -> list[int]:
     return shares
 
 
-def balanced(todo: list[Range], tasks: int) -> list[list[Range]]:
-    """Distribute ranges to tasks with about the same number of changes: the largest first, to the smallest task."""
+def changes_in(asked: Range) -> int:
+    """The number of changes in a range, at most."""
+    return asked.end_seqno - asked.start.seqno
+
+
+def balanced(todo: list[Range], tasks: int, size: Callable[[Range], int] = changes_in) -> list[list[Range]]:
+    """Distribute ranges to tasks of about the same size: the largest first, to the smallest task."""
     by_task: list[list[Range]] = [[] for _ in range(tasks)]
     sizes = [0] * tasks
-    for asked in sorted(todo, key=lambda asked: asked.start.seqno - asked.end_seqno):
+    for asked in sorted(todo, key=size, reverse=True):
         smallest = sizes.index(min(sizes))
         by_task[smallest].append(asked)
-        sizes[smallest] += asked.end_seqno - asked.start.seqno + 1
+        sizes[smallest] += size(asked) + 1
     return by_task

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.support.background_pipeline import BackgroundPipeline
 from upriver.client import SyncKvClient
-from upriver.errors import CheckpointError, PipelineFailed, TemporaryFailure
+from upriver.errors import CheckpointError, NodeUnavailable, PipelineFailed, TemporaryFailure
 from upriver.node import EmbeddedNode
 from upriver.pipelines import RunProgress, Task, run
 from upriver.pipelines.core import runner
@@ -236,6 +236,47 @@ def test_the_start_of_spark_is_not_part_of_the_time_to_run(upriver_node: Embedde
     job = WithoutSpark.of({"from": upriver_node.address})
     run(job, checkpoint=tmp_path, seconds=0.5)
     assert job.ended - job.began >= 0.5
+
+
+class Stumbling(WithoutSpark):
+    """Its work between batches fails now and then."""
+
+    name = "stumbling"
+
+    def __init__(self, options: PipelineOptions) -> None:
+        super().__init__(options)
+        self.failures: list[Exception] = []
+
+    def start(self, changes: object, checkpoint: str, *, once: bool = False) -> Any:
+        query: Any = super().start(changes, checkpoint, once=once)
+        query.lastProgress = "it runs"
+        return query
+
+    def idle(self) -> None:
+        super().idle()
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_work_between_batches_that_fails_for_a_moment_does_not_stop_the_query(
+    upriver_node: EmbeddedNode, tmp_path: Path
+) -> None:
+    job, stop, seen = Stumbling.of({"from": upriver_node.address}), threading.Event(), list[RunProgress]()
+    job.failures = [NodeUnavailable("a:1", "no answer")]
+
+    def told(progress: RunProgress) -> None:
+        seen.append(progress)
+        if not job.failures and not progress.waiting_for:
+            stop.set()
+
+    summary = run(job, checkpoint=tmp_path, on_progress=told, stop=stop)
+    assert any("no answer" in each.waiting_for for each in seen)
+    assert summary.last.restarts == 0
+    job = Stumbling.of({"from": upriver_node.address})
+    job.failures = [ValueError("a bug")]
+    with pytest.raises(PipelineFailed, match="a bug"):
+        run(job, checkpoint=tmp_path)
 
 
 class Repairing(WithoutSpark):

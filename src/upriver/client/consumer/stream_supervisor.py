@@ -21,7 +21,7 @@ from upriver.client.consumer.settings import ConsumerSettings
 from upriver.client.consumer.tap_feed import TapFeed
 from upriver.client.consumer.tracked_vbuckets import TrackedVbuckets
 from upriver.client.transport.address import Endpoint
-from upriver.client.transport.backoff import Backoff
+from upriver.client.transport.backoff import LONGEST_S, Backoff
 from upriver.client.transport.connection import Connection
 from upriver.errors import (
     Busy,
@@ -56,6 +56,8 @@ class StreamPolicy:
     shares_patience: ClassVar[bool] = False
     #: Whether to check a second time, after the request, that the copy is active.
     checks_active_again: ClassVar[bool] = False
+    #: The longest pause between two attempts.
+    longest_pause_s: ClassVar[float] = LONGEST_S
 
     def __init__(self, settings: ConsumerSettings, tracked: TrackedVbuckets, ends: EndPositions) -> None:
         self.settings = settings
@@ -257,7 +259,8 @@ class StreamSupervisor:
             self._waiting[cause].update(vbuckets)
         else:
             self._waiting[cause] = set(vbuckets)
-            loop.call_later(self._backoffs.setdefault(cause, Backoff()).pause_s(), self._end_pause, cause)
+            backoff = self._backoffs.setdefault(cause, Backoff(longest_s=policy.longest_pause_s))
+            loop.call_later(backoff.pause_s(), self._end_pause, cause)
 
     def _end_pause(self, cause: object) -> None:
         self.want(self._waiting.pop(cause))

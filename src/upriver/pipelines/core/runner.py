@@ -230,7 +230,7 @@ class _Leg:
             if time.monotonic() - self._measured_at >= _TELL_S:
                 self._measure(self._query)
                 if not self._is_remote:
-                    self._attempt(lambda: self._idle_work.start(self.pipeline.idle))
+                    self._attempt(self._work_between_batches)
             return
         self._measure_last(self._query)
         error = self._query.exception()
@@ -271,6 +271,16 @@ class _Leg:
         self.pipeline.open(self._directory)
         changes = reader.option("cores", task_cores(self._spark)).load()
         self._query = self.pipeline.start(changes, checkpoint, once=once)
+
+    def _work_between_batches(self) -> None:
+        """Start it, again if it has failed for a moment: the query need not wait for that."""
+        try:
+            self._idle_work.start(self.pipeline.idle)
+        except Exception as error:
+            found = trouble(error, applying=False)
+            if not found.is_temporary:
+                raise
+            self.trouble = found
 
     def _attempt(self, work: Callable[[], object]) -> None:
         try:

@@ -33,6 +33,7 @@ from upriver.pipelines.core.workers import LocalWorkers
 from upriver.pipelines.targets.tables import compactor, table_keeper
 from upriver.pipelines.targets.tables.description import describe_table
 from upriver.pipelines.targets.tables.table_keeper import AHEAD, DUE, TableKeeper, opened, reads_ahead, table_task
+from upriver.pipelines.targets.tables.table_task import unpacked_vbuckets
 from upriver.spark import BucketIdentity, packed_ranges
 from upriver.spark.batch_planner import next_offset, ranges
 from upriver.spark.offsets import Offset
@@ -219,6 +220,29 @@ def test_a_tombstone_that_is_purged_between_plan_and_read(tmp_path: Path) -> Non
     run.offset, run.number = end, 1
     run.catch_up()
     run.catch_up()
+    run.check()
+
+
+def test_a_repair_uses_all_workers_if_there_is_enough_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TableRun(tmp_path, is_quiet=True, vbuckets=5)
+    for vbucket in range(5):
+        for number in range(10 * (vbucket + 1)):
+            run.cluster.put(vbucket, f"k{number}", b'{"n": 1}')
+    run.catch_up()
+    shares: list[list[list[int]]] = []
+
+    class Two(LocalWorkers):
+        count = 2
+
+        def map(self, work: Any, items: Any, *rest: Any) -> list[bytes]:
+            shares.append([unpacked_vbuckets(item) for item in items])
+            return super().map(work, items, *rest)
+
+    for least in (table_keeper.REPAIR_CHANGES_MIN, 10):
+        monkeypatch.setattr(table_keeper, "REPAIR_CHANGES_MIN", least)
+        run.keeper.rebuild()
+        run.keeper.repair(Two())
+    assert shares == [[[0, 1, 2, 3, 4]], [[0, 1, 4], [2, 3]]]
     run.check()
 
 

@@ -64,8 +64,9 @@ ROUNDS_MAX: Final = 64
 DOCUMENTS_MIN: Final = 1000
 #: Time between two looks at the log while there are no batches.
 LOOK_S: Final = 5.0
-#: Number of changes that one task reads again, about; at least a vbucket.
+#: Number of changes that one task reads again, about; and the number that is worth a task.
 REPAIR_CHANGES: Final = 256 * 1024
+REPAIR_CHANGES_MIN: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +367,8 @@ class TableKeeper:
             self._unseen = found.unseen
             if found.ahead != ahead:  # stored, so that it is not checked again when tombstones are purged later
                 self._commit(lambda: Edit("FOLLOW STREAM", properties=_ahead_property(found.ahead), data_change=False))
-            items = _shares(found.left | due, {number: state.high_seqno for number, state in states.items()})
+            sizes = {number: state.high_seqno for number, state in states.items()}
+            items = _shares(found.left | due, sizes, workers.count)
             if items:
 
                 def run(task: TableTask) -> list[bytes]:
@@ -660,17 +662,16 @@ def _added(files: Iterable[NewFile]) -> list[Add]:
     return [file.add(now_ms) for file in files]
 
 
-def _shares(vbuckets: Collection[int], sizes: Mapping[int, int]) -> list[bytes]:
-    """Vbuckets divided into tasks of about the same size."""
-    shares: list[list[int]] = []
-    held = 0
-    for number in sorted(vbuckets):
-        size = sizes.get(number, 0)
-        if not shares or held + size > REPAIR_CHANGES:
-            shares.append([])
-            held = 0
-        shares[-1].append(number)
-        held += size
+def _shares(vbuckets: Collection[int], sizes: Mapping[int, int], workers: int) -> list[bytes]:
+    """Vbuckets divided into tasks of about the same size, at least one for each worker if there is enough to do."""
+    total = sum(sizes.get(number, 0) for number in vbuckets)
+    wanted = max(1, -(-total // REPAIR_CHANGES), min(workers, -(-total // REPAIR_CHANGES_MIN)))
+    shares: list[list[int]] = [[] for _ in range(min(wanted, len(vbuckets)))]
+    held = [0] * len(shares)
+    for number in sorted(vbuckets, key=lambda number: -sizes.get(number, 0)):
+        smallest = held.index(min(held))
+        shares[smallest].append(number)
+        held[smallest] += sizes.get(number, 0) + 1
     return [packed_vbuckets(share) for share in shares]
 
 
