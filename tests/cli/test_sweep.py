@@ -15,85 +15,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.node_process import Client, wait_until
+from tests.support.every_kind_of_data import KEYS, VBUCKETS, Documents, own, raw, write_everything
+from tests.support.node_process import wait_until
 from tests.support.restartable_node import RestartableNode
 from upriver.client.consumer import DIALECTS
-from upriver.model import vbucket_of
 from upriver.node import EmbeddedNode, start
-from upriver.wire.dialects.memcached import Delete, DeleteWithMeta, Flush, Get, GetLocked, Set, SetWithMeta
 
 pytestmark = [pytest.mark.slow]
 
-VBUCKETS = 8
 TIMEOUT_S = 300
-LARGE = b'{"pad": "%s"}' % (b"x" * (20 * 2**20 - 1000))
-#: A document: vbucket and key, then value and flags.
-Documents = dict[tuple[int, bytes], tuple[bytes, int]]
-
-
-def own(key: bytes) -> int:
-    return vbucket_of(key, VBUCKETS)
-
-
-def other(key: bytes) -> int:
-    return (own(key) + 3) % VBUCKETS
-
-
-KEYS = [b"before flush", b"empty", b"large", b"\xff\x00binary", "schön".encode(), b"expiring", b"expired", b"deleted",
-        b"recreated", b"locked", b"with meta", b"deleted with meta", b"misplaced", b"twin", b"json", b"text", b"flags",
-        *(b"many%d" % number for number in range(200))]  # fmt: skip
-
-
-def write_everything(port: int, *, misplaced: bool = True) -> None:
-    with Client(port) as client:
-
-        def send(request: Set | Delete | Flush | GetLocked | SetWithMeta | DeleteWithMeta) -> None:
-            if getattr(request, "key", b"") and not request.vbucket:
-                request.vbucket = own(request.key)  # type: ignore[union-attr]
-            assert client.ask(request).status == 0, request
-
-        send(Set(key=b"before flush", value=b"1"))
-        send(Set(key=b"text", value=b"old"))
-        send(Flush())
-        send(Set(key=b"empty", value=b""))
-        send(Set(key=b"large", value=LARGE))
-        send(Set(key=b"\xff\x00binary", value=bytes(range(256))))
-        send(Set(key="schön".encode(), value="schön".encode(), flags=7))
-        send(Set(key=b"expiring", value=b"later", expiration=3600))
-        send(Set(key=b"expired", value=b"soon", expiration=1))
-        send(Set(key=b"deleted", value=b"1"))
-        send(Delete(key=b"deleted"))
-        send(Set(key=b"recreated", value=b"1"))
-        send(Delete(key=b"recreated"))
-        send(Set(key=b"recreated", value=b"2"))
-        send(Set(key=b"locked", value=b"1"))
-        send(GetLocked(key=b"locked", lock_time=29))
-        send(SetWithMeta(key=b"with meta", value=b"1", rev_seqno=77, item_cas=12345, flags=3))
-        send(Set(key=b"deleted with meta", value=b"1"))
-        send(DeleteWithMeta(key=b"deleted with meta", rev_seqno=99, item_cas=2**63))
-        send(Set(key=b"json", value=b'{"a": [1, null]}'))
-        send(Set(key=b"text", value=b"new"))
-        send(Set(key=b"flags", value=b"1", flags=0xFFFFFFFF))
-        for number in range(200):
-            send(Set(key=b"many%d" % number, value=b"%d" % number))
-        send(Set(key=b"twin", value=b"own"))
-        if misplaced:
-            for key in (b"misplaced", b"twin"):
-                assert client.ask(Set(key=key, value=b"elsewhere", vbucket=other(key))).status == 0
-
-
-def raw(port: int) -> Documents:
-    """What a client finds by asking for every key in every vbucket."""
-    found: Documents = {}
-    with Client(port) as client:
-        for key in KEYS:
-            for number in range(VBUCKETS):
-                reply = client.ask(Get(key=key, vbucket=number))
-                if reply.status == 0:
-                    found[number, key] = reply.body[4:], int.from_bytes(reply.body[:4], "big")
-                else:
-                    assert reply.status == 1, (key, number, reply)
-    return found
 
 
 def command(*arguments: str | Path, given: bytes | None = None, code: int = 0) -> bytes:

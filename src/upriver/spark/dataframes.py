@@ -8,13 +8,18 @@ from upriver.spark.rows import DOCUMENTS
 
 #: Events of whole vbuckets.
 _OF_VBUCKETS = ("flush", "rollback", "reset")
+#: Spark's parser for variants gives up on a longer text inside of a document.
+_VARIANT_TEXT_MAX = 20_000_000
+#: By default Spark makes a longer text null.
+_LONG_TEXTS = {"maxStringLen": str(2**31 - 1)}
 
 
 def changes(frame: DataFrame, value_schema: str | StructType | None = None) -> DataFrame:
     """Only the changes of keys, with keys as text and parsed values.
 
     The schema is ``value_schema``, else the source's option ``valueSchema``. Without either, documents of
-    ``valueFormat`` = ``json`` become variants, and other values stay as they are. Invalid JSON becomes null.
+    ``valueFormat`` = ``json`` become variants, and other values stay as they are. Invalid JSON becomes null, and so
+    does a document with a text that is too long for Spark's variants, unless there is a schema.
     """
     rows = frame.where(~fn.col("event").isin(*_OF_VBUCKETS)).withColumn("key", fn.col("key").cast("string"))
     if value_schema is None and "value" in frame.columns:
@@ -24,7 +29,9 @@ def changes(frame: DataFrame, value_schema: str | StructType | None = None) -> D
     text = fn.col("value").cast("string")
     variant = fn.try_parse_json(text)
     # from_json gives a struct of nulls for invalid JSON, which looks like an empty document.
-    parsed = fn.when(variant.isNotNull(), fn.from_json(text, value_schema)) if value_schema else variant
+    too_long = (fn.octet_length(text) > _VARIANT_TEXT_MAX) & fn.json_object_keys(text).isNotNull()
+    is_json = variant.isNotNull() | too_long
+    parsed = fn.when(is_json, fn.from_json(text, value_schema, _LONG_TEXTS)) if value_schema else variant
     return rows.withColumn("value", parsed)
 
 

@@ -4,11 +4,12 @@ import gc
 import random
 import resource
 import shutil
+import struct
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -534,3 +535,81 @@ def test_a_packet_that_stands_elsewhere_is_in_one_batch_with_what_follows(codec:
         assert batch.records.column("seqno").to_pylist() == ([1, 2, 3] if data else [1])
         assert batch.wire_bytes == len(first) + len(data)
         assert decoder.next() is None
+
+
+# Engine-private data of any length, from servers that we do not know
+
+
+class Odd(NamedTuple):
+    """A TAP message as another engine sends it, laid out by hand."""
+
+    opcode: int
+    private: bytes
+    key: bytes
+    value: bytes
+    number: int
+
+    @property
+    def packet(self) -> bytes:
+        """The length of the private data, flags, time to live; then flags and expiry of a mutation."""
+        extras = struct.pack(">HHB3x", len(self.private), 0, 255)
+        if self.opcode == 0x41:
+            extras += struct.pack(">II", self.number, 9)
+        body = extras + self.private + self.key + self.value
+        return (
+            struct.pack(">BBHBBHIIQ", 0x80, self.opcode, len(self.key), len(extras), 0, 5, len(body), self.number, 3)
+            + body
+        )
+
+    def check(self, found: Any) -> None:
+        """What our side must have made of it."""
+        if self.opcode in (0x41, 0x42):
+            revision = int.from_bytes(self.private[:8], "big") if len(self.private) >= 8 else 0
+            assert (found["key"], found["value"], found["vbucket"]) == (self.key, self.value, 5)
+            assert (found["rev_seqno"], found["cas"]) == (revision, 3)
+            assert (found["flags"], found["expiry"]) == ((self.number, 9) if self.opcode == 0x41 else (0, 0))
+            return
+        assert (found.code, found.opaque) == (self.opcode, self.number)
+        if self.opcode == 0x43:
+            assert found.private == self.private
+        elif self.opcode == 0x44:
+            assert found.control == (int.from_bytes(self.private[:4], "big") if len(self.private) >= 4 else None)
+        else:
+            assert found.checkpoint == (int.from_bytes(self.private[:8], "big") if len(self.private) >= 8 else None)
+
+
+@st.composite
+def odd_messages(draw: st.DrawFn) -> Odd:
+    opcode = draw(st.sampled_from([0x41, 0x41, 0x42, 0x43, 0x44, 0x46, 0x47]))
+    private = draw(st.integers(0, 40).flatmap(lambda size: st.binary(min_size=size, max_size=size)))
+    has_key = opcode in (0x41, 0x42)
+    key = draw(st.binary(min_size=1, max_size=20)) if has_key else b""
+    value = draw(st.binary(max_size=40)) if has_key else b""
+    return Odd(opcode, private, key, value, draw(u32))
+
+
+@codecs
+@settings(max_examples=examples(300))
+@given(odd=st.lists(odd_messages(), max_size=8), cuts=st.lists(st.integers(0, 10_000), max_size=6))
+def test_engine_private_data_of_any_length_is_skipped(codec: ModuleType, odd: list[Odd], cuts: list[int]) -> None:
+    data = b"".join(message.packet for message in odd)
+    found, error = decoded(ChangeDecoder(tap.tap, codec=codec), cut(data, cuts))
+    assert error is None
+    assert len(found) == len(odd)
+    for message, item in zip(odd, found, strict=True):
+        message.check(item)
+    assert same((found, error), reference(tap.tap, data))
+
+
+@codecs
+@pytest.mark.parametrize("opcode", [0x41, 0x42])
+def test_changes_with_private_data_of_every_length_are_one_batch(codec: ModuleType, opcode: int) -> None:
+    odd = [Odd(opcode, bytes(range(size)), b"k%d" % size, b"v", size) for size in range(41)]
+    decoder = ChangeDecoder(tap.tap, codec=codec)
+    decoder.feed(b"".join(message.packet for message in odd))
+    (batch,) = decoder
+    assert isinstance(batch, ChangeBatch)
+    for message, row in zip(odd, batch.records.to_pylist(), strict=True):
+        message.check(row)
+    assert batch.transport.column("opaque").to_pylist() == list(range(41))
+    assert set(batch.transport.column("ttl").to_pylist()) == {255}

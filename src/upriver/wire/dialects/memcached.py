@@ -31,15 +31,19 @@ memcached = Dialect("memcached", framing=MEMCACHED, document="memcached binary p
 
 _NOT_MINE = {Status.NOT_MY_VBUCKET: "The vbucket is not active on this node."}
 _READ = {Status.KEY_ENOENT: "The key does not exist.", **_NOT_MINE}
-_WRITE = {
-    Status.KEY_EEXISTS: "The CAS is not that of the item.",
-    Status.E2BIG: "The value exceeds the limit.",
-    Status.LOCKED: "Another client holds the lock on the key.",
-    Status.ENOMEM: "The memory quota is full.",
-    Status.ETMPFAIL: "The disk queue is full or the disk does not take writes: try again.",
+_DISK = {
+    Status.ETMPFAIL: "The disk queue is full, or the disk does not take writes: try again.",
     Status.SYNC_WRITE_AMBIGUOUS: "The change was made, but the disk failed before it was stored.",
-    **_NOT_MINE,
 }
+_TOUCH = {
+    Status.LOCKED: "Another client holds the lock on the key; without XERROR in the hello this is KEY_EEXISTS.",
+    Status.ENOMEM: "The memory quota is full.",
+    **_DISK,
+}
+_CHANGE = {Status.KEY_EEXISTS: "The CAS is not that of the item.", **_TOUCH, **_NOT_MINE}
+_STORE = {**_CHANGE, Status.E2BIG: "The value exceeds the limit."}
+_VERSION_GONE = {Status.KEY_ENOENT: "The request has a CAS, and the key does not exist."}
+_COUNT = {**_CHANGE, Status.DELTA_BADVAL: "The value is not a number.", Status.KEY_ENOENT: "No such key."}
 
 
 class VbucketState(OpenEnum):
@@ -147,7 +151,7 @@ class GetKQResponse(GetKResponse):
 # Writing
 
 
-@memcached.request(0x01, errors=_WRITE)
+@memcached.request(0x01, errors={**_STORE, **_VERSION_GONE})
 class Set(Request):
     """Store a value, replacing any other; with a CAS only if it is that of the item."""
 
@@ -165,7 +169,7 @@ class SetResponse(Response):
     seqno: Annotated[int | None, UInt(8), Only(16)] = None
 
 
-@memcached.request(0x02, errors={**_WRITE, Status.KEY_EEXISTS: "The key exists already."})
+@memcached.request(0x02, errors={**_STORE, **_VERSION_GONE, Status.KEY_EEXISTS: "The key exists already."})
 class Add(Set):
     """Store a value if the key does not exist."""
 
@@ -175,7 +179,7 @@ class AddResponse(SetResponse):
     """Stored."""
 
 
-@memcached.request(0x03, errors={**_WRITE, Status.KEY_ENOENT: "The key does not exist."})
+@memcached.request(0x03, errors={**_STORE, Status.KEY_ENOENT: "The key does not exist."})
 class Replace(Set):
     """Store a value if the key exists."""
 
@@ -185,7 +189,7 @@ class ReplaceResponse(SetResponse):
     """Stored."""
 
 
-@memcached.request(0x04, errors={**_WRITE, Status.KEY_ENOENT: "The key does not exist."})
+@memcached.request(0x04, errors={**_CHANGE, Status.KEY_ENOENT: "The key does not exist."})
 class Delete(Request):
     """Delete a key."""
 
@@ -197,10 +201,7 @@ class DeleteResponse(SetResponse):
     """Deleted."""
 
 
-@memcached.request(
-    0x05,
-    errors={**_WRITE, Status.DELTA_BADVAL: "The value is not a number.", Status.KEY_ENOENT: "No such key."},
-)
+@memcached.request(0x05, errors=_COUNT)
 class Increment(Request):
     """Add to a number; an expiration of 0xffffffff means that a missing key is not created."""
 
@@ -219,10 +220,7 @@ class IncrementResponse(Response):
     number: Annotated[U64, IN_VALUE]
 
 
-@memcached.request(
-    0x06,
-    errors={**_WRITE, Status.DELTA_BADVAL: "The value is not a number.", Status.KEY_ENOENT: "No such key."},
-)
+@memcached.request(0x06, errors=_COUNT)
 class Decrement(Increment):
     """Subtract from a number; it stops at 0."""
 
@@ -232,7 +230,7 @@ class DecrementResponse(IncrementResponse):
     """The new number."""
 
 
-@memcached.request(0x0E, errors={**_WRITE, Status.NOT_STORED: "The key does not exist."})
+@memcached.request(0x0E, errors={**_STORE, Status.NOT_STORED: "The key does not exist."})
 class Append(Request):
     """Append bytes to the value."""
 
@@ -245,7 +243,7 @@ class AppendResponse(SetResponse):
     """Stored."""
 
 
-@memcached.request(0x0F, errors={**_WRITE, Status.NOT_STORED: "The key does not exist."})
+@memcached.request(0x0F, errors={**_STORE, Status.NOT_STORED: "The key does not exist."})
 class Prepend(Append):
     """Prepend bytes to the value."""
 
@@ -295,7 +293,7 @@ class PrependQ(Append):
     """Prepend, silent on success."""
 
 
-@memcached.request(0x1C, errors=_READ)
+@memcached.request(0x1C, errors={**_READ, **_TOUCH})
 class Touch(Request):
     """Set a new expiration."""
 
@@ -310,7 +308,7 @@ class TouchResponse(Response):
     flags: Annotated[int | None, UInt(4), Only(4)] = None
 
 
-@memcached.request(0x1D, errors=_READ)
+@memcached.request(0x1D, errors={**_READ, **_TOUCH})
 class Gat(Touch):
     """Read a value and set a new expiration."""
 
@@ -330,7 +328,7 @@ class GatQResponse(GetResponse):
     """The value."""
 
 
-@memcached.request(0x08, extras=(0, 4))
+@memcached.request(0x08, extras=(0, 4), errors=_DISK)
 class Flush(Request):
     """Empty the bucket, now or at a given time."""
 
@@ -345,7 +343,20 @@ class FlushQ(Flush):
 # Locks
 
 
-@memcached.request(0x94, extras=(0, 4), errors={**_READ, Status.ETMPFAIL: "The key is locked already."})
+_LOCK = {
+    **_READ,
+    Status.LOCKED: "The key is locked already.",
+    Status.ETMPFAIL: "The same, for a client without XERROR in its hello.",
+}
+_UNLOCK = {
+    **_READ,
+    Status.LOCKED: "The CAS is not that of the lock.",
+    Status.NOT_LOCKED: "The key is not locked.",
+    Status.ETMPFAIL: "Either, for a client without XERROR in its hello.",
+}
+
+
+@memcached.request(0x94, extras=(0, 4), errors=_LOCK)
 class GetLocked(Request):
     """Read a value and lock it against changes for some seconds."""
 
@@ -358,7 +369,7 @@ class GetLockedResponse(GetResponse):
     """The value; its CAS releases the lock."""
 
 
-@memcached.request(0x95, errors={**_READ, Status.ETMPFAIL: "The key is not locked with this CAS."})
+@memcached.request(0x95, errors=_UNLOCK)
 class Unlock(Request):
     """Release a lock early; the CAS must be the one from the lock's answer."""
 
@@ -458,7 +469,7 @@ class SaslAuth(Request):
     value: Value = b""
 
 
-@memcached.request(0x22, errors=_LOGIN)
+@memcached.request(0x22, errors={Status.AUTH_ERROR: _LOGIN[Status.AUTH_ERROR]})
 class SaslStep(SaslAuth):
     """Continue to authenticate."""
 
@@ -478,7 +489,18 @@ class SaslStepResponse(SaslAuthResponse):
 # Vbuckets
 
 
-@memcached.request(0x3D, either=True, errors={Status.EINVAL: "The state is unknown."})
+_UNSTORED = {Status.ETMPFAIL: "The disk failed before the change was stored: try again."}
+
+
+@memcached.request(
+    0x3D,
+    either=True,
+    errors={
+        Status.EINVAL: "The state is unknown.",
+        Status.NOT_MY_VBUCKET: "The bucket has no vbucket of this number.",
+        **_UNSTORED,
+    },
+)
 class SetVbucket(Request):
     """Create a vbucket or change its state."""
 
@@ -497,7 +519,7 @@ class GetVbucketResponse(Response):
     state: Annotated[VbucketState, UInt(4), IN_VALUE]
 
 
-@memcached.request(0x3F, errors={**_NOT_MINE, Status.EINVAL: "The vbucket must be dead first."})
+@memcached.request(0x3F, errors={**_NOT_MINE, Status.EINVAL: "The vbucket must be dead first.", **_UNSTORED})
 class DeleteVbucket(Request):
     """Delete a vbucket and its contents."""
 
@@ -598,7 +620,7 @@ class SeqnoPersistence(Request):
     seqno: U64
 
 
-@memcached.request(0x91, errors=_NOT_MINE)
+@memcached.request(0x91, errors={**_NOT_MINE, Status.KEY_ENOENT: "The vbucket has no such branch."})
 class ObserveSeqno(Request):
     """Ask which seqnos of a branch are in memory and on disk."""
 
@@ -680,10 +702,15 @@ class GetMetaResponse(Response):
     item_datatype: Annotated[int | None, UInt(1), Only(21)] = None
 
 
-_META = {**_WRITE, Status.KEY_EEXISTS: "Conflict resolution keeps the stored version."}
+_META = {
+    **_CHANGE,
+    **_VERSION_GONE,
+    Status.KEY_EEXISTS: "Conflict resolution keeps the stored version.",
+    Status.EINVAL: "The revision or the CAS is 0.",
+}
 
 
-@memcached.request(0xA2, extras=(24, 26, 28, 30), errors=_META)
+@memcached.request(0xA2, extras=(24, 26, 28, 30), errors={**_META, Status.E2BIG: _STORE[Status.E2BIG]})
 class SetWithMeta(Request):
     """Store a value with the revision and CAS that it has elsewhere."""
 

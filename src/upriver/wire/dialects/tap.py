@@ -71,7 +71,11 @@ class VbucketCheckpoint:
     0x40,
     sender=Sender.CONSUMER,
     extras=(4, 0),
-    errors={Status.EINVAL: "The value does not match the flags."},
+    errors={
+        Status.EINVAL: "The value does not match the flags.",
+        Status.NOT_MY_VBUCKET: "The bucket has no vbucket of a listed number.",
+        Status.KEY_EEXISTS: "The connection streams already, or the name belongs to another client.",
+    },
 )
 class Connect(Request):
     """Start a stream. The values of options follow the name, in the order of the flags."""
@@ -92,10 +96,12 @@ class Connect(Request):
     closed_only: Annotated[int | None, UInt(1), When("flags", ConnectFlag.REGISTERED_CLIENT, optional=True)] = None
 
 
-_ACKED = {
-    Status.ETMPFAIL: "Send it again later.",
-    Status.NOT_MY_VBUCKET: "The consumer does not own the vbucket.",
-    Status.EINVAL: "The message has no hops left.",
+_TAKEN = {Status.ETMPFAIL: "Send it again later.", Status.EINVAL: "The message has no hops left."}
+_TAKEN_BY_OWNER = {**_TAKEN, Status.NOT_MY_VBUCKET: "The consumer does not own the vbucket."}
+_CHANGE_TAKEN = {
+    **_TAKEN_BY_OWNER,
+    Status.ENOMEM: "The consumer's memory is full: send it again later.",
+    Status.KEY_EEXISTS: "The vbucket is active at the consumer, which has refused to make it a copy of the sender's.",
 }
 
 
@@ -105,7 +111,7 @@ _ACKED = {
     private="private_length",
     extras=(16, 24, 25),
     change=Event.MUTATION,
-    errors=_ACKED,
+    errors=_CHANGE_TAKEN,
 )
 class Mutation(Request):
     """The key now holds this value."""
@@ -128,7 +134,7 @@ class Mutation(Request):
     private="private_length",
     extras=(8, 16),
     change=Event.DELETION,
-    errors=_ACKED,
+    errors=_CHANGE_TAKEN,
 )
 class Delete(Request):
     """The key was deleted."""
@@ -142,7 +148,7 @@ class Delete(Request):
     value: Value = b""  #: real servers send the last value of an item deleted during a backfill
 
 
-@tap.request(0x43, sender=Sender.PRODUCER, errors=_ACKED)
+@tap.request(0x43, sender=Sender.PRODUCER, errors=_TAKEN)
 class Flush(Request):
     """Delete all data."""
 
@@ -153,7 +159,7 @@ class Flush(Request):
     private: Counted = b""  #: engine-specific data, ignored
 
 
-@tap.request(0x44, sender=Sender.EITHER, private="private_length", extras=(8, 12), errors=_ACKED)
+@tap.request(0x44, sender=Sender.EITHER, private="private_length", extras=(8, 12), errors=_TAKEN_BY_OWNER)
 class Opaque(Request):
     """Tell the other engine about the state of the stream."""
 
@@ -164,7 +170,13 @@ class Opaque(Request):
     control: Annotated[Control | None, UInt(4), Only(12)] = None  #: unknown ones are ignored
 
 
-@tap.request(0x45, sender=Sender.PRODUCER, private="private_length", extras=(12,), errors=_ACKED)
+@tap.request(
+    0x45,
+    sender=Sender.PRODUCER,
+    private="private_length",
+    extras=(12,),
+    errors={**_TAKEN_BY_OWNER, Status.KEY_EEXISTS: "The vbucket is active at the consumer, and stays so."},
+)
 class SetVbucket(Request):
     """Change the state of the consumer's vbucket, as part of a takeover."""
 
@@ -175,7 +187,7 @@ class SetVbucket(Request):
     state: Annotated[VbucketState, UInt(4)]
 
 
-@tap.request(0x46, sender=Sender.PRODUCER, private="private_length", extras=(8, 16), errors=_ACKED)
+@tap.request(0x46, sender=Sender.PRODUCER, private="private_length", extras=(8, 16), errors=_TAKEN)
 class CheckpointStart(Request):
     """A new checkpoint begins. The text prints 4 as the length of an id of 8 bytes; we send 8."""
 
@@ -186,7 +198,7 @@ class CheckpointStart(Request):
     checkpoint: Annotated[int | None, UInt(8), Only(16)] = None
 
 
-@tap.request(0x47, sender=Sender.PRODUCER, private="private_length", extras=(8, 16), errors=_ACKED)
+@tap.request(0x47, sender=Sender.PRODUCER, private="private_length", extras=(8, 16), errors=_TAKEN)
 class CheckpointEnd(CheckpointStart):
     """A checkpoint is complete."""
 
