@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Images of containers often set this: each process of a test would compile the package and its tests again.
+unexport PYTHONDONTWRITEBYTECODE
 COMPILED := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.h')
 
 .PHONY: help demo test test-slow test-sample check format simulate soak bench delta-environment docs clients lock sanitize clean

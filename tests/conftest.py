@@ -4,6 +4,7 @@ Where ``UPRIVER_INTEROP=required`` is set, as CI does once the foreign tools are
 instead of being skipped: a list of skipped tests is easily overlooked.
 """
 
+import gc
 import math
 import os
 import random
@@ -74,6 +75,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.nodeid in slow and item.nodeid not in chosen]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid not in slow or item.nodeid in chosen]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
