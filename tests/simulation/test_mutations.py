@@ -20,7 +20,7 @@ FOUND = {
     "flush-keeps-the-log": 25,
     "streams-outlive-the-deleted": 152,
     "roll-back-below-the-floor": 26,
-    "purge-past-open-streams": 274,
+    "purge-past-open-streams": 575,
     "compact-announced-snapshots": 35,
     "undo-without-asking": 37,
     "undo-what-was-active-since": 91,
