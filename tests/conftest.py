@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.class_archive import environment
 from tests.support.depth import DEEP, examples
 from tests.support.durations import Durations, SessionSetup
 from tests.support.spark_retry import SparkReruns, SparkRetry
@@ -36,6 +37,10 @@ settings.load_profile("deep" if DEEP else "quick")
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and so would every command that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Before a worker or a Spark starts, which inherit it.
+os.environ |= environment()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
