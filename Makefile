@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Images of containers often set this: each process of a test would compile the package and its tests again.
+unexport PYTHONDONTWRITEBYTECODE
 COMPILED := $(shell find src -name '*.pyx' -o -name '*.pxd' -o -name '*.pxi' -o -name '*.h')
 
-.PHONY: help demo test test-slow test-sample check format simulate soak bench delta-environment docs clients lock sanitize clean
+.PHONY: help demo test test-slow test-sample class-archive check format simulate soak bench delta-environment docs clients lock sanitize clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -24,18 +26,22 @@ $(VENV)/.built: $(VENV)/.installed pyproject.toml setup.py $(COMPILED)
 demo: $(VENV)/.built ## two nodes, a table and an index on Spark, a crash and a move, and whether all agree
 	$(BIN)/python -m demo
 
-# WORKERS processes share the tests; all that use the Spark session run in one of them.
+# WORKERS processes share the tests; all that share a Spark run in one of them.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
-test: $(VENV)/.built ## run the tests
+test: class-archive ## run the tests
 	$(PYTEST)
 
-test-slow: $(VENV)/.built ## run all tests, with the deep sizes
+test-slow: class-archive ## run all tests, with the deep sizes
 	UPRIVER_TEST_DEPTH=deep $(PYTEST) -m "slow or not slow" --timeout 3600
 
-test-sample: $(VENV)/.built ## run a random tenth of the slow tests, with the quick sizes: UPRIVER_SLOW_SEED=7 repeats one
+test-sample: class-archive ## run a random tenth of the slow tests, with the quick sizes: UPRIVER_SLOW_SEED=7 repeats one
 	$(PYTEST) -m slow --slow-sample 0.1 --timeout 1200
+
+# The classes of Spark as a file that Java maps: recorded once for each version of Java and Spark, in a minute.
+class-archive: $(VENV)/.built
+	@$(BIN)/python -m tests.support.class_archive
 
 check: $(VENV)/.built ## format, lint, types, generated clients and docs up to date
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ Where ``UPRIVER_INTEROP=required`` is set, as CI does once the foreign tools are
 instead of being skipped: a list of skipped tests is easily overlooked.
 """
 
+import gc
 import math
 import os
 import random
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.class_archive import environment
 from tests.support.depth import DEEP, examples
 from tests.support.durations import Durations, SessionSetup
 from tests.support.spark_retry import SparkReruns, SparkRetry
@@ -35,6 +37,10 @@ settings.load_profile("deep" if DEEP else "quick")
 # A shell that runs the tests in the background lets them ignore Ctrl-C, and so would every command that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Before a worker or a Spark starts, which inherit it.
+os.environ |= environment()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +80,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.nodeid in slow and item.nodeid not in chosen]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid not in slow or item.nodeid in chosen]
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

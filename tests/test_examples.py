@@ -52,9 +52,10 @@ def test_a_table_of_sqlite_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_job_of_spark(node: EmbeddedNode, tmp_path: Path) -> None:
+    """In an environment that is activated; tests/spark/test_environment.py runs it in one that is not."""
     pytest.importorskip("pyspark", reason="the spark extra is not installed")
     with SyncKvClient(node.address) as kv:
         kv.set_many({"a": b'{"name": "Ann", "age": 3}', "b": b'{"name": "Bob"}', "gone": b'{"x": 1}', "t": b"text"})

@@ -3,37 +3,30 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.spark_processes import connect_server, run, script
+from tests.support.spark_processes import ConnectServer, connect_server, run, script
 from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
 
 pytest.importorskip("grpc", reason="Spark Connect needs grpcio: install pyspark[connect]")
 
+__all__ = ["connect_server"]
+
 pytestmark = [pytest.mark.spark, pytest.mark.heavy, pytest.mark.timeout(900), pytest.mark.upriver(vbuckets=4)]
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "spark-pipelines"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """A server, and where it keeps its tables."""
-    directory = tmp_path_factory.mktemp("connect")
-    with connect_server(directory) as address:
-        yield address, directory / "warehouse"
-
-
-def test_a_client(upriver_node: EmbeddedNode, server: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_client(upriver_node: EmbeddedNode, connect_server: ConnectServer, tmp_path: Path) -> None:
     with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({"a": b'{"name": "Ann"}', "b": b'{"name": "Bob"}'})
         kv.set("a", b'{"name": "Eve"}')
     with start(vbuckets=2) as other:
-        client = [sys.executable, str(Path(__file__).parent / "connect_client.py"), server[0]]
+        client = [sys.executable, str(Path(__file__).parent / "connect_client.py"), connect_server.address]
         said = run([*client, upriver_node.address, other.address, str(tmp_path)], tmp_path / "client.log")
         told = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
         assert told == {"names": ["Bob", "Eve"], "connect": "pyspark.sql.connect.session"}
@@ -42,7 +35,7 @@ def test_a_client(upriver_node: EmbeddedNode, server: tuple[str, Path], tmp_path
 
 
 def test_the_example_of_a_declarative_pipeline(
-    upriver_node: EmbeddedNode, server: tuple[str, Path], tmp_path: Path
+    upriver_node: EmbeddedNode, connect_server: ConnectServer, tmp_path: Path
 ) -> None:
     """Two runs: the second takes what has changed since the first."""
     project = tmp_path / "project"
@@ -53,7 +46,7 @@ def test_the_example_of_a_declarative_pipeline(
     spec.write_text(text.replace("file:///var/tmp/upriver-changes", f"file://{tmp_path}/storage"))
 
     def update() -> None:
-        command = [script("spark-pipelines"), "--remote", server[0], "run", "--spec", str(spec)]
+        command = [script("spark-pipelines"), "--remote", connect_server.address, "run", "--spec", str(spec)]
         run(command, tmp_path / "pipelines.log", UPRIVER_ADDRESS=upriver_node.address)
 
     with SyncKvClient(upriver_node.address) as kv:
@@ -64,11 +57,12 @@ def test_the_example_of_a_declarative_pipeline(
         kv.delete("k5")
         kv.set("k100", b"new")
         update()
-    items = pq.read_table(server[1] / "items").to_pylist()
+    warehouse = connect_server.warehouse
+    items = pq.read_table(warehouse / "items").to_pylist()
     assert {row["key"].encode(): row["value"] for row in items} == contents_at(upriver_node.address)
     assert len(items) == 99
     assert all(row["event_time"].year >= 2026 for row in items)
-    assert pq.read_table(server[1] / "changes").num_rows == 102
-    events = pq.read_table(server[1] / "events").to_pylist()
+    assert pq.read_table(warehouse / "changes").num_rows == 102
+    events = pq.read_table(warehouse / "events").to_pylist()
     assert sum(row["changes"] for row in events if row["event"] == "deletion") == 2
     assert sum(row["changes"] for row in events) == 102

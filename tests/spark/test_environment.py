@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.spark_processes import settings_variable
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
 
@@ -66,19 +67,18 @@ def test_the_import_is_cheap() -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 def test_a_job_finds_the_format(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
+    """It is the example of the README, which counts the fields of the documents."""
     with SyncKvClient(upriver_node.address) as kv:
-        kv.set("a", '{"name": "Ann"}')
+        kv.set_many({"a": b'{"name": "Ann", "age": 3}', "b": b'{"name": "Bob"}', "gone": b'{"x": 1}', "t": b"text"})
+        kv.delete("gone")
     path = f"{another_python(tmp_path / 'bin')}:{os.environ['PATH']}"
-    settings = tmp_path / "conf"
-    settings.mkdir()
-    (settings / "spark-defaults.conf").write_text("spark.master local[1]\nspark.ui.enabled false\n")
     job = Path(__file__).parent.parent.parent / "examples" / "spark_job.py"
     done = subprocess.run(
         [sys.executable, str(job), upriver_node.address],
-        env=environment(path, SPARK_CONF_DIR=str(settings), SPARK_LOCAL_IP="127.0.0.1"),
+        env=environment(path, SPARK_LOCAL_IP="127.0.0.1", **settings_variable(spark_master="local[1]")),
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout == "name 1\n", done.stderr
+    assert done.stdout.splitlines() == ["age 1", "name 2"], done.stderr

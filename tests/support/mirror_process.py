@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.node_contents import vbuckets
+from tests.support.spark_session import PYTHONS
 from upriver.model import VbucketState
 from upriver.pipelines.core.directory import RunDirectory
 
@@ -31,7 +32,7 @@ class MirrorProcess:
         self._command = [
             sys.executable, "-m", "upriver", "run", "mirror", "--checkpoint", str(self.checkpoint), *arguments
         ]  # fmt: skip
-        self._environment = {**os.environ, **environment}
+        self._environment = {**os.environ, **PYTHONS, **environment}
         self.process: subprocess.Popen[bytes] | None = None
         self._printed_before = 0
 

@@ -6,30 +6,30 @@ Everything that is started is the head of a session of its own, so that what it 
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyspark
+import pytest
 
+from tests.support.class_archive import java_options
+from tests.support.spark_session import PYTHONS
 from tests.support.spark_tables import wait_until
 
 RUN_PATIENCE_S = 600
 HOME = Path(pyspark.__file__).parent
-#: For virtual machines that live a few seconds: compile little, collect simply.
-_BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": _BRIEF,
-    "spark.executor.extraJavaOptions": _BRIEF,
     "spark.executor.memory": "512m",
     # No task before all are there that are expected.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -39,19 +39,16 @@ _SETTINGS = {
 
 def settings(**more: str) -> list[str]:
     """The arguments that keep a Spark small and quick; in names of more settings ``_`` stands for a dot."""
-    return [part for name, value in _chosen(more).items() for part in ("--conf", f"{name}={value}")]
+    chosen = _SETTINGS | {name.replace("_", "."): value for name, value in more.items()}
+    return [part for name, value in chosen.items() for part in ("--conf", f"{name}={value}")]
 
 
-def settings_folder(directory: Path, **more: str) -> Path:
-    """The same as Spark's defaults for ``SPARK_CONF_DIR``, for programs that start Spark by themselves."""
-    directory.mkdir()
-    lines = [f"{name} {value}\n" for name, value in _chosen(more).items()]
-    (directory / "spark-defaults.conf").write_text("".join(lines))
-    return directory
+def settings_variable(**more: str) -> dict[str, str]:
+    """The same as a variable of the environment, for programs that start Spark by themselves.
 
-
-def _chosen(more: dict[str, str]) -> dict[str, str]:
-    return _SETTINGS | {name.replace("_", "."): value for name, value in more.items()}
+    A folder with Spark's defaults would come first on the class path, and Java would not use the archive of classes.
+    """
+    return {"PYSPARK_SUBMIT_ARGS": shlex.join([*settings(**more), "pyspark-shell"])}
 
 
 @contextmanager
@@ -60,9 +57,8 @@ def _started(command: list[str], log: Path, **environment: str) -> Iterator[subp
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": _BRIEF,
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "JDK_JAVA_OPTIONS": java_options(),  # also of programs and executors that have no variable of their own
+        **PYTHONS,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     with log.open("wb") as out:
@@ -149,12 +145,22 @@ def cluster(directory: Path, workers: int, *, cores: int = 1, **environment: str
         yield found
 
 
-@contextmanager
-def connect_server(directory: Path) -> Iterator[str]:
-    """A server of Spark Connect; its address."""
+class ConnectServer(NamedTuple):
+    """A server of Spark Connect."""
+
+    address: str
+    #: Where it has its tables.
+    warehouse: Path
+
+
+@pytest.fixture(scope="session")
+def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """One server for all tests of a process."""
+    directory = tmp_path_factory.mktemp("connect")
+    warehouse = directory / "warehouse"
     command = [script("spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    command += ["--master", "local[2]", *settings(spark_sql_warehouse_dir=str(directory / "warehouse"))]
+    command += ["--master", "local[2]", *settings(spark_sql_warehouse_dir=str(warehouse))]
     command += ["--conf", "spark.connect.grpc.binding.address=127.0.0.1", "--conf", "spark.connect.grpc.binding.port=0"]
     says = r"Spark Connect server started at: \S*?:(\d+)"
     with service([*command, "spark-internal"], directory / "connect.log", says, SPARK_DAEMON_MEMORY="1g") as port:
-        yield f"sc://127.0.0.1:{port}"
+        yield ConnectServer(f"sc://127.0.0.1:{port}", warehouse)

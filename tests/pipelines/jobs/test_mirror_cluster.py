@@ -12,7 +12,7 @@ from tests.support.mirror_process import MirrorProcess
 from tests.support.node_process import NodeProcess
 from tests.support.object_store import ObjectStore, object_store
 from tests.support.sample_tables import rows_seen
-from tests.support.spark_processes import cluster, settings_folder
+from tests.support.spark_processes import cluster, settings_variable
 from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 
@@ -31,8 +31,7 @@ def test_a_cluster_that_loses_a_worker_keeps_a_table_in_an_object_store(
 ) -> None:
     storage = object_store.new_storage()
     given = ",".join(f"{name}={value}" for name, value in storage.options.items())
-    settings = settings_folder(tmp_path / "settings", spark_cores_max="2")
-    environment = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONF_DIR": str(settings)}
+    environment = {"SPARK_LOCAL_IP": "127.0.0.1", **settings_variable(spark_cores_max="2")}
     with NodeProcess("--port", "0", "--vbuckets", "16") as node, cluster(tmp_path, 2) as processes:
         address = f"127.0.0.1:{node.port}"
         arguments = ["--from", address, "--to", storage.url, "--storage-options", given, "--max-rows", "600"]

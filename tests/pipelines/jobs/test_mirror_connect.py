@@ -12,17 +12,21 @@ pytest.importorskip("grpc", reason="Spark Connect needs grpcio: install pyspark[
 
 from tests.support.mirror_comparison import mirror_differences
 from tests.support.mirror_process import MirrorProcess
-from tests.support.spark_processes import connect_server
+from tests.support.spark_processes import ConnectServer, connect_server
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode
+
+__all__ = ["connect_server"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.upriver(vbuckets=8)
-def test_a_table_is_kept_by_a_server_of_spark_connect(upriver_node: EmbeddedNode, tmp_path: Path) -> None:
-    address, table = upriver_node.address, tmp_path / "table"
-    with connect_server(tmp_path) as server, SyncKvClient(address) as kv:
+def test_a_table_is_kept_by_a_server_of_spark_connect(
+    upriver_node: EmbeddedNode, connect_server: ConnectServer, tmp_path: Path
+) -> None:
+    address, table, server = upriver_node.address, tmp_path / "table", connect_server.address
+    with SyncKvClient(address) as kv:
         command = [sys.executable, "-m", "upriver", "run", "mirror", "--from", address, "--master", server]
 
         def once(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ from tests.support.mirror_process import PATIENCE_S, MirrorProcess
 from tests.support.node_contents import active
 from tests.support.restartable_node import RestartableNode
 from tests.support.sample_tables import assert_all_see
-from tests.support.spark_processes import settings_folder
+from tests.support.spark_processes import settings_variable
 from tests.support.spark_tables import contents_at, kill_workers
 from tests.support.steady_writer import SteadyWriter
 from upriver.tables import TableStorage, read
@@ -45,9 +45,8 @@ class World:
         self.source = ",".join(node.address for node in self.nodes)
         self.table = directory / "table"
         self.writer = SteadyWriter(self.source, KEYS, CHANGES_PER_S, seed)
-        settings = settings_folder(directory / "settings")
         given = ["--from", self.source, "--to", str(self.table), "--master", "local[2]", "--max-rows", "500"]
-        self.mirror = MirrorProcess(directory / "run", *given, *arguments, SPARK_CONF_DIR=str(settings))
+        self.mirror = MirrorProcess(directory / "run", *given, *arguments, **settings_variable())
         self._stack = ExitStack()
 
     def __enter__(self) -> "World":

@@ -12,7 +12,7 @@ from tests.support.delta_spark import DeltaSpark, delta_spark, named
 from tests.support.mirror_comparison import mirror_differences
 from tests.support.mirror_process import MirrorProcess
 from tests.support.sample_tables import assert_all_see
-from tests.support.spark_processes import settings_folder
+from tests.support.spark_processes import settings_variable
 from tests.support.spark_tables import contents_at
 from tests.support.steady_writer import SteadyWriter
 from upriver.node import EmbeddedNode
@@ -37,13 +37,12 @@ def test_a_table_that_another_program_changes_all_the_time(
 ) -> None:
     address, table = upriver_node.address, tmp_path / "table"
     arguments = ["--from", address, "--to", str(table), "--master", "local[2]", "--max-rows", "500"]
-    settings = settings_folder(tmp_path / "settings")
     storage = TableStorage.of(table)
     statements = list(STATEMENTS)
     random.Random(1).shuffle(statements)
     with (
         SteadyWriter(address, keys=1000, changes_per_s=200) as writer,
-        MirrorProcess(tmp_path / "run", *arguments, SPARK_CONF_DIR=str(settings)) as mirror,
+        MirrorProcess(tmp_path / "run", *arguments, **settings_variable()) as mirror,
     ):
         mirror.wait(lambda: mirror.batches >= 3, "three batches")
         delta_spark.sql(f"ALTER TABLE {named(table)} ADD COLUMN theirs DATE")

@@ -11,13 +11,15 @@ pytest.importorskip("grpc", reason="Spark Connect needs grpcio: install pyspark[
 
 from tests.support.depth import DEEP
 from tests.support.mirror_comparison import mirror_differences
-from tests.support.spark_processes import connect_server, run, script
+from tests.support.spark_processes import ConnectServer, connect_server, run, script
 from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 from upriver.errors import OptionError
 from upriver.node import EmbeddedNode, start
 from upriver.pipelines import declare
 from upriver.pipelines.jobs.index import search_index
+
+__all__ = ["connect_server"]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "declared-pipelines"
 STORAGE = "file:///var/tmp/upriver-declared"
@@ -33,7 +35,9 @@ def other() -> Iterator[EmbeddedNode]:
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
 @pytest.mark.upriver(vbuckets=4)
-def test_the_example_keeps_four_targets(upriver_node: EmbeddedNode, other: EmbeddedNode, tmp_path: Path) -> None:
+def test_the_example_keeps_four_targets(
+    upriver_node: EmbeddedNode, other: EmbeddedNode, connect_server: ConnectServer, tmp_path: Path
+) -> None:
     """From nothing; in a deep run also what has changed since, and everything once more."""
     project, targets = tmp_path / "project", tmp_path / "targets"
     shutil.copytree(EXAMPLE, project)
@@ -43,12 +47,20 @@ def test_the_example_keeps_four_targets(upriver_node: EmbeddedNode, other: Embed
     environment = {"SOURCE": upriver_node.address, "COPY": other.address, "TARGETS": str(targets)}
 
     def update(*arguments: str) -> None:
-        command = [script("spark-pipelines"), "--remote", server, "run", "--spec", str(spec), *arguments]
+        command = [
+            script("spark-pipelines"),
+            "--remote",
+            connect_server.address,
+            "run",
+            "--spec",
+            str(spec),
+            *arguments,
+        ]
         run(command, tmp_path / "pipelines.log", **environment)
         assert mirror_differences(targets / "table", upriver_node.address) == []
         assert contents_at(other.address) == contents_at(upriver_node.address)
 
-    with connect_server(tmp_path) as server, SyncKvClient(upriver_node.address) as kv:
+    with SyncKvClient(upriver_node.address) as kv:
         kv.set_many({f"k{n}": b'{"name": "salmon %d"}' % n for n in range(100)})
         if DEEP:
             update()
