@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.depth import slow_except
 from tests.support.engine_cluster import Cluster, random_script
 from tests.support.manual_clock import Clock
 
@@ -77,7 +78,7 @@ def check_random(seed: int, path: Path, clock: Clock) -> None:
         cluster.close()
 
 
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize("chunk", slow_except(range(4), range(10)))
 def test_random_histories_converge(chunk: int, quick_disk: Path, clock: Clock) -> None:
     for seed in range(chunk * 150, chunk * 150 + 150):
         check_random(seed, quick_disk / str(seed), clock)

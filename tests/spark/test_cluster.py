@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.spark_processes import cluster, run, script, settings
+from tests.support.spark_session import PYTHONS
 from tests.support.spark_tables import contents_at
 from upriver.client import SyncKvClient
 from upriver.node import EmbeddedNode, start
@@ -35,7 +36,8 @@ def bare_python(tmp_path: Path) -> str:
     """This Python with all that the package depends on, but without the package, which is installed in place."""
     (site,) = {str(Path(path)) for path in sys.path if path.endswith("site-packages")}
     executable = tmp_path / "bare-python"
-    executable.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec {sys.executable} -S "$@"\n')
+    python = f"UPRIVER_TEST_PYTHON={sys.executable} exec {PYTHONS['PYSPARK_PYTHON']} -S"
+    executable.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" {python} "$@"\n')
     executable.chmod(0o755)
     done = subprocess.run(
         [executable, "-c", "import pyspark, upriver"], cwd=tmp_path, capture_output=True, text=True, check=False

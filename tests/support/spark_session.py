@@ -17,6 +17,10 @@ _PYTHON = str(Path(__file__).with_name("spark_python.sh"))
 PYTHONS = {"PYSPARK_DRIVER_PYTHON": _PYTHON, "PYSPARK_PYTHON": _PYTHON, "UPRIVER_TEST_PYTHON": sys.executable}
 SETTINGS = {
     "spark.ui.enabled": "false",
+    # A query of a test handles a few rows: to interpret it is quicker than to compile code for it.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.sql.streaming.metricsEnabled": "false",
