@@ -15,7 +15,7 @@ PLAIN = "def test_it() -> None: ..."
 
 
 class Worker:
-    """A process that runs what it is told."""
+    """A process that runs the tests that it gets."""
 
     def __init__(self, name: str) -> None:
         self.gateway = SimpleNamespace(id=name)
