@@ -267,7 +267,7 @@ def test_work_between_batches_that_fails_for_a_moment_does_not_stop_the_query(
 
     def told(progress: RunProgress) -> None:
         seen.append(progress)
-        if not job.failures and not progress.waiting_for:
+        if not progress.waiting_for and any(each.waiting_for for each in seen):
             stop.set()
 
     summary = run(job, checkpoint=tmp_path, on_progress=told, stop=stop)

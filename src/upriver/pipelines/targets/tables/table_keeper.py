@@ -543,10 +543,10 @@ class TableKeeper:
     def _error_number(self, paths: Collection[str]) -> dict[str, int]:
         """The number that makes files with refused documents a part of the commit; other attempts have none then."""
         place = error_place(self.table, self._settings)
-        if place is None:
+        if place is None or not paths:  # most batches need not look what is in that place
             return {}
         place.discard(but=paths)
-        return {errors_of(self.application): place.number} if paths else {}
+        return {errors_of(self.application): place.number}
 
     def _written_again(self, edit: Edit, workers: Workers) -> Edit:
         """The edit for a table without vectors: files with dead rows are written again."""
