@@ -1,6 +1,7 @@
 """Clients that write, check what they wrote, and leave at any moment."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable

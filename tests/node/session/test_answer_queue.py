@@ -75,8 +75,21 @@ def test_an_answer_that_is_complete_before_it_is_added_is_ready_at_once() -> Non
     answer = Deferred(queue.answers)
     answer.complete(answer_to(9))
     queue.answers.append(answer)
-    assert len(queue.answers.ready) == 24
+    assert queue.answers.ready_bytes == 24
     assert queue.sent() == [9]
+
+
+def test_an_answer_alone_is_not_copied() -> None:
+    """A copy of 20 MiB takes longer than a turn."""
+    queue = Queue()
+    large = bytes(1000)
+    queue.answers.add(large)
+    assert queue.answers.ready_bytes == 1000
+    assert queue.answers.take() is large
+    assert queue.answers.ready_bytes == 0
+    for packets in (b"1", b"", b"23"):
+        queue.answers.add(packets)
+    assert (queue.answers.ready_bytes, queue.answers.take(), queue.answers.take()) == (3, b"123", b"")
 
 
 def test_those_that_may_wait_for_long_can_be_given_up() -> None:

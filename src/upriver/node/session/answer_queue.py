@@ -48,14 +48,16 @@ Answer = Response | Iterable[Response] | Deferred | None
 class AnswerQueue:
     """The answers that are ready to be sent, and those that wait."""
 
-    __slots__ = ("_releasing", "_scheduler", "on_output", "ready", "waiting", "waiting_bytes")
+    __slots__ = ("_ready", "_releasing", "_scheduler", "on_output", "ready_bytes", "waiting", "waiting_bytes")
 
     def __init__(self, scheduler: Scheduler, on_output: Callable[[], object] | None) -> None:
         self._scheduler = scheduler
         #: Called when there is something to send.
         self.on_output = on_output
-        #: The bytes of answers that are ready and not taken yet.
-        self.ready = bytearray()
+        #: The answers that are ready and not taken yet. They are joined only once: a large one is not copied.
+        self._ready: list[bytes] = []
+        #: The number of their bytes.
+        self.ready_bytes = 0
         self.waiting: deque[Deferred] = deque()
         #: The number of bytes of answers that wait for one before them.
         self.waiting_bytes = 0
@@ -63,11 +65,14 @@ class AnswerQueue:
 
     def take(self) -> bytes:
         """Take the answers that are ready."""
-        if not self.ready:
-            return b""
-        out = bytes(self.ready)
-        self.ready.clear()
-        return out
+        ready, self._ready, self.ready_bytes = self._ready, [], 0
+        return ready[0] if len(ready) == 1 else b"".join(ready)
+
+    def add(self, packets: bytes) -> None:
+        """Add answers that are ready."""
+        if packets:
+            self._ready.append(packets)
+            self.ready_bytes += len(packets)
 
     def append(self, answer: Deferred) -> None:
         """Add an answer behind all others."""
@@ -98,7 +103,7 @@ class AnswerQueue:
         while self.waiting and (packets := self.waiting[0].packets) is not None:
             self.waiting.popleft()
             self.waiting_bytes -= len(packets)
-            self.ready += packets
+            self.add(packets)
         if self.on_output is not None:
             self.on_output()
 

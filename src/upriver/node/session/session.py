@@ -178,7 +178,7 @@ class Session:
     def _answer_plain(self, buffer: Buffer, size: int) -> bytes | None:
         """Answer in one call if all requests are plain, as most are. Otherwise do as ``receive`` does; return None."""
         node, answers = self.node, self.answers
-        if node.fast_path is None or self._received.data or answers.waiting or answers.ready:
+        if node.fast_path is None or self._received.data or answers.waiting or answers.ready_bytes:
             self.receive(memoryview(buffer)[:size])
             return None
         if self.stalled or self.paused or self.stream is not None or self.framing is not MEMCACHED:
@@ -188,7 +188,7 @@ class Session:
         self._understands = self._understands or at > 0
         if at == size:
             return packets
-        answers.ready += packets
+        answers.add(packets)
         if len(packets) >= node.limits.unread_answer_bytes_max:
             self.stalled = True  # the turn ends before these requests
             self._received.keep(self, memoryview(buffer)[at:size])
@@ -244,7 +244,7 @@ class Session:
     @property
     def unsent(self) -> int:
         """The number of bytes of answers that are ready and not taken yet."""
-        return len(self.answers.ready)
+        return self.answers.ready_bytes
 
     @property
     def unread(self) -> int:
@@ -254,7 +254,7 @@ class Session:
     @property
     def held_bytes(self) -> int:
         """The number of bytes kept: requests that are not answered, and answers that are not sent."""
-        return len(self._received.data) + len(self.answers.ready) + self.answers.waiting_bytes
+        return len(self._received.data) + self.answers.ready_bytes + self.answers.waiting_bytes
 
     @property
     def blocked(self) -> bool:
@@ -297,7 +297,7 @@ class Session:
             self._understands = self._understands or at > 0
             if at == len(data):
                 break
-            if at > start and len(answers.ready) >= limits.unread_answer_bytes_max:
+            if at > start and answers.ready_bytes >= limits.unread_answer_bytes_max:
                 self.stalled = True
                 return at
             if self.stream is not None and self.stream.full:
@@ -335,7 +335,7 @@ class Session:
         limits = self.node.limits
         return (
             self._work >= limits.turn_work_max
-            or len(self.answers.ready) >= limits.unread_answer_bytes_max
+            or self.answers.ready_bytes >= limits.unread_answer_bytes_max
             or self.node.ticks() >= self._turn_end
         )
 
@@ -367,7 +367,7 @@ class Session:
         if node.fast_path is None or answers.waiting or self.format is not None:
             return at
         at, packets = node.fast_path.serve(data, at, len(data), *self._plain_terms())
-        answers.ready += packets
+        answers.add(packets)
         return at
 
     def _plain_terms(self) -> _Terms:
@@ -436,7 +436,7 @@ class Session:
 
     def put(self, packets: bytes) -> None:
         """Send packets of a stream, which do not wait for earlier answers."""
-        self.answers.ready += packets
+        self.answers.add(packets)
 
     def _answer_packet(self, packet: bytes) -> None:
         self._understands = True
@@ -513,4 +513,4 @@ class Session:
         if answers.waiting:
             answers.append_packets(answer.encode())
         else:
-            answers.ready += answer.encode()
+            answers.add(answer.encode())
