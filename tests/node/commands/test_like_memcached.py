@@ -34,8 +34,9 @@ def peer() -> Iterator[Peer]:
         yield client  # type: ignore[misc]
 
 
-def test_a_touch_returns_the_flags(peer: Peer) -> None:
-    peer.set(b"v", flags=0xCAFE)
+@pytest.mark.parametrize("size", [1, 5000], ids=["short", "long"])  # each is answered by other code
+def test_a_touch_returns_the_flags(peer: Peer, size: int) -> None:
+    peer.set(b"v" * size, flags=0xCAFE)
     answer = peer.ask(packet(TOUCH, struct.pack(">I", 1000), b"k"))
     assert (answer.status, answer.extras) == (0, struct.pack(">I", 0xCAFE))
 
