@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from upriver.engine import Bucket, Vbucket, checkpoint_ids
-from upriver.engine.checkpoint_ids import AGE_S_MAX, CHANGES_MAX, FIRST_ID, Checkpoints
+from upriver.engine.checkpoint_ids import AGE_S_MAX, CHANGES_MAX, Checkpoints
 from upriver.model import VbucketState
 
 
@@ -28,18 +28,19 @@ def write(vbucket: Vbucket, count: int) -> None:
 
 def test_the_first_is_open_and_none_is_closed(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
-    assert checkpoints.open_id == FIRST_ID
-    assert checkpoints.last_closed_id == FIRST_ID - 1
+    assert checkpoints.open_id > 0
+    assert (checkpoints.last_closed_id, checkpoints.persisted_id) == (0, 0)
     assert checkpoints.end_after(0) is None
     assert [checkpoints.around(seqno) for seqno in (0, 1)] == [(True, None), (False, None)]
 
 
 def test_a_checkpoint_ends_where_it_was_closed(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
+    first = checkpoints.open_id
     for count in (3, 2, 0):
         write(vbucket, count)
         checkpoints.create()
-    assert checkpoints.open_id == FIRST_ID + 3
+    assert (checkpoints.open_id, checkpoints.last_closed_id) == (first + 3, first + 2)
     assert [checkpoints.end_after(seqno) for seqno in (0, 2, 3, 4, 5)] == [3, 3, 5, 5, None]
     around = [checkpoints.around(seqno) for seqno in (0, 1, 3, 4, 5, 6)]
     assert around == [(True, 3), (False, 3), (True, 5), (False, 5), (True, None), (False, None)]
@@ -47,47 +48,61 @@ def test_a_checkpoint_ends_where_it_was_closed(vbucket: Vbucket) -> None:
 
 def test_a_checkpoint_begins_where_the_one_before_it_ended(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
+    first = checkpoints.open_id
     for count in (3, 0, 2, 0):
         write(vbucket, count)
         checkpoints.create()
     write(vbucket, 1)
-    assert [checkpoints.start_of(number) for number in range(7)] == [None, 0, 3, 3, 5, 5, None]
+    assert [checkpoints.start_of(first + number) for number in range(-1, 6)] == [None, 0, 3, 3, 5, 5, None]
 
 
 def test_the_oldest_checkpoints_are_forgotten(vbucket: Vbucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_ids, "_ENDS_MAX", 2)
     checkpoints = Checkpoints(vbucket.table)
+    first = checkpoints.open_id
     for _ in range(4):
         vbucket.set(b"k", b"v")
         checkpoints.create()
-    assert [checkpoints.start_of(number) for number in range(1, 7)] == [None, None, 2, 3, 4, None]
-    assert [checkpoints.id_after(seqno) for seqno in range(5)] == [2, 2, 3, 4, 5]
+    assert [checkpoints.start_of(first + number) for number in range(6)] == [None, None, 2, 3, 4, None]
+    assert [checkpoints.id_after(seqno) - first for seqno in range(5)] == [1, 1, 2, 3, 4]
 
 
 def test_the_ids_of_a_deleted_vbucket_are_not_used_again(bucket: Bucket, vbucket: Vbucket) -> None:
     write(vbucket, 3)
-    vbucket.checkpoints.create()
+    given = [vbucket.checkpoints.open_id, vbucket.checkpoints.create()]
     bucket.delete_vbucket(0)
     other = bucket.create_vbucket(0)
     write(other, 5)
-    assert [other.checkpoints.start_of(number) for number in (1, 2)] == [None, None]
+    assert [other.checkpoints.start_of(number) for number in given] == [None, None]
     assert other.checkpoints.start_of(other.checkpoints.open_id) == 0
     assert other.checkpoints.end_after(0) is None
 
 
+def test_copies_of_one_moment_have_different_ids() -> None:
+    """Other nodes may create theirs in the same millisecond; each id stands for the many that follow it."""
+    with Bucket.open(None, vbuckets=128, clock=lambda: 1.7e9, background=False) as bucket:
+        bucket.create_vbuckets()
+        assert len({vbucket.checkpoints.open_id for vbucket in bucket}) > 120
+
+
 def test_no_id_from_before_a_flush_or_a_rollback_is_known(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
+    first = checkpoints.open_id
     write(vbucket, 3)
     checkpoints.create()
     write(vbucket, 2)
     vbucket.set_state(VbucketState.REPLICA)
     vbucket.roll_back(4)
-    assert (checkpoints.open_id, checkpoints.end_after(0)) == (FIRST_ID + 2, None)
-    assert [checkpoints.start_of(number) for number in (1, 2, 3)] == [None, None, 4]
-    assert [checkpoints.id_after(seqno) for seqno in (0, 3, 4)] == [2, 2, 3]  # of 2 it is not told where it began
+    assert (checkpoints.open_id, checkpoints.end_after(0)) == (first + 2, None)
+    assert [checkpoints.start_of(first + number) for number in range(3)] == [None, None, 4]
+    assert [checkpoints.id_after(seqno) - first for seqno in (0, 3, 4)] == [
+        1,
+        1,
+        2,
+    ]  # of the second it is not told where it began
     vbucket.set_state(VbucketState.ACTIVE)
     vbucket.flush()
-    assert [checkpoints.start_of(number) for number in (3, 4)] == [None, 0]
+    assert [checkpoints.start_of(first + number) for number in (2, 3)] == [None, 0]
 
 
 def test_no_id_from_before_a_restart_is_known(tmp_path: Path) -> None:
@@ -107,7 +122,7 @@ def test_a_large_checkpoint_is_closed(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
     write(vbucket, CHANGES_MAX - 1)
     checkpoints.close_if_due(0.0)
-    assert checkpoints.open_id == FIRST_ID
+    assert checkpoints.last_closed_id == 0
     write(vbucket, 1)
     checkpoints.close_if_due(0.0)
     assert checkpoints.end_after(0) == CHANGES_MAX
@@ -115,32 +130,34 @@ def test_a_large_checkpoint_is_closed(vbucket: Vbucket) -> None:
 
 def test_an_old_checkpoint_is_closed_unless_it_is_empty(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
+    first = checkpoints.open_id
     checkpoints.close_if_due(0.0)
     write(vbucket, 1)
     checkpoints.close_if_due(AGE_S_MAX * 2)
     checkpoints.close_if_due(AGE_S_MAX * 3 - 1)
-    assert checkpoints.open_id == FIRST_ID
+    assert checkpoints.last_closed_id == 0
     checkpoints.close_if_due(AGE_S_MAX * 3)
     assert checkpoints.end_after(0) == 1
     checkpoints.close_if_due(AGE_S_MAX * 9)
-    assert checkpoints.open_id == FIRST_ID + 1
+    assert checkpoints.open_id == first + 1
 
 
 def test_it_is_persisted_when_all_its_changes_are(bucket: Bucket, vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
     write(vbucket, 2)
     checkpoints.create()
-    assert checkpoints.persisted_id == FIRST_ID - 1
+    assert checkpoints.persisted_id == 0
     bucket.sync()
-    assert checkpoints.persisted_id == FIRST_ID
+    assert checkpoints.persisted_id == checkpoints.last_closed_id > 0
 
 
 def test_every_change_belongs_to_one_checkpoint(vbucket: Vbucket) -> None:
     checkpoints = vbucket.checkpoints
-    assert checkpoints.id_after(0) == 1
+    first = checkpoints.open_id
+    assert checkpoints.id_after(0) == first
     for _ in range(2):
         vbucket.set(b"k", b"v")
         checkpoints.create()
         checkpoints.create()  # an empty one has no changes
     vbucket.set(b"k", b"v")
-    assert [checkpoints.id_after(seqno) for seqno in range(4)] == [1, 3, 5, 5]
+    assert [checkpoints.id_after(seqno) - first for seqno in range(4)] == [0, 2, 4, 4]

@@ -92,8 +92,6 @@ class Bucket:
         #: take note.
         self.role_listeners: list[Callable[[int], object]] = []
         self._vbuckets: list[Vbucket | None] = [None] * vbuckets
-        #: The numbers of deleted vbuckets, whose checkpoint ids must not be used again.
-        self._deleted: set[int] = set()
         #: The tables by number of their vbucket, for compiled code that answers many requests in one call.
         self.tables: list[Table | None] = [None] * vbuckets
         self._closed = False
@@ -189,8 +187,6 @@ class Bucket:
         if self._vbuckets[number] is not None:
             raise KeyExists("the vbucket exists already", vbucket=number)
         vbucket = self._new(number)
-        if number in self._deleted:
-            vbucket.checkpoints.renumber(vbucket.table.ledger.clock())
         with self.journal.lock:
             self._vbuckets[number], self.tables[number] = vbucket, vbucket.table
             # The disk may hold an older vbucket with this number; it is void.
@@ -210,7 +206,6 @@ class Bucket:
         vbucket.set_state(VbucketState.DEAD)
         with self.journal.lock:
             vbucket.removed = True
-            self._deleted.add(number)
             vbucket.table.discard()
             self._vbuckets[number] = self.tables[number] = None
             self.journal.trim(number, 0)

@@ -3,15 +3,17 @@
 Streams use checkpoints too: a snapshot does not reach beyond the end of a checkpoint, so a version that was superseded
 only in a later checkpoint is still sent. A checkpoint is closed on request, and when it has become large or old.
 
-A vbucket always has one open checkpoint; the first has the id 1. Closing it opens the next. A closed checkpoint counts
-as persisted when all changes that it covers are on disk.
+A vbucket always has one open checkpoint. Closing it opens the next. A closed checkpoint counts as persisted when all
+changes that it covers are on disk.
 
 A TAP client that names the newest checkpoint that it has continues where that one begins. So an id must never mean
-another place in the history. After a flush or a rollback the ids go on, and those from before are forgotten: a client
-that names one may hold changes that no longer exist. Nothing is stored: a restarted node does not know which ids it has
-given out, and numbers its checkpoints from the time on.
+another place in the history, on this copy or on another: each copy numbers its checkpoints from an id that no other
+copy uses, because it is made of the time and a random number. After a flush or a rollback the ids go on, and those from
+before are forgotten: a client that names one may hold changes that no longer exist. Nothing is stored: a restarted node
+does not know which ids it has given out, and starts from a new id.
 """
 
+import secrets
 from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -19,12 +21,18 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from upriver.engine.table import Table
 
-FIRST_ID: Final = 1
+#: The low bits of a first id are random, for copies that are created in the same millisecond.
+_RANDOM_BITS: Final = 20
 #: A checkpoint with this many changes is closed, and so is one that has been open for this long.
 CHANGES_MAX: Final = 10_000
 AGE_S_MAX: Final = 600.0
 #: This many ends are remembered; a stream that is further behind gets larger snapshots.
 _ENDS_MAX: Final = 1000
+
+
+def first_id(now: float) -> int:
+    """An id that no copy has used before and that no other will reach by closing checkpoints; never 0."""
+    return (int(now * 1000) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)) + 1
 
 
 class Checkpoints:
@@ -37,6 +45,7 @@ class Checkpoints:
         "_ends",
         "_first_id",
         "_first_seqno",
+        "_last_closed_id",
         "_open_id",
         "_opened_at",
         "_persisted_id",
@@ -45,17 +54,17 @@ class Checkpoints:
 
     def __init__(self, table: "Table") -> None:
         self._table = table
-        self._persisted_id = FIRST_ID - 1
-        self._open_first(FIRST_ID)
+        self.begin()
+
+    def begin(self) -> None:
+        """Number the checkpoints from an unused id on; the first begins at the end of the history."""
+        self._last_closed_id = self._persisted_id = 0
+        self._open_first(first_id(self._table.ledger.clock()))
 
     def cut(self) -> None:
         """The history was cut: changes of earlier checkpoints may no longer exist."""
+        self._last_closed_id = self._open_id
         self._open_first(self._open_id + 1)
-
-    def renumber(self, now: float) -> None:
-        """Earlier ids are unknown: take numbers that were not used before this time."""
-        self._persisted_id = 0
-        self._open_first(max(self._open_id + 1, int(now * 1000)))
 
     def _open_first(self, open_id: int) -> None:
         """Open a checkpoint at the end of the history, and forget all others."""
@@ -78,8 +87,8 @@ class Checkpoints:
 
     @property
     def last_closed_id(self) -> int:
-        """The id of the newest closed checkpoint; 0 if none was ever closed."""
-        return self.open_id - 1
+        """The id of the newest closed checkpoint; 0 if none was closed since they are numbered."""
+        return self._last_closed_id
 
     @property
     def persisted_id(self) -> int:
@@ -97,6 +106,7 @@ class Checkpoints:
                 self._first_id, self._first_seqno = self._ended_ids[0] + 1, self._ends[0]
             self._ends.append(self._end_seqno)
             self._ended_ids.append(self._open_id)
+        self._last_closed_id = self._open_id
         self._open_id += 1
         self._opened_at = None
         return self._open_id

@@ -656,7 +656,7 @@ class Vbucket(KeyValue):
         table = self.table
         table.high_seqno = max(table.high_seqno, stored["high"])
         table.persisted_seqno = table.flushing_seqno = table.high_seqno
-        self.checkpoints.renumber(table.ledger.clock())
+        self.checkpoints.begin()
         for seqno in table.consistent_seqnos:
             self.consistent_points.add(seqno)
         table.consistent_seqnos = []

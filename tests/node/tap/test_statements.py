@@ -241,6 +241,26 @@ def test_a_checkpoint_that_we_do_not_have_is_a_backfill_of_everything(
     assert {"a=v", "b=v"} <= set(found)
 
 
+@pytest.mark.shows("tap:opaque-initial-behind")
+@pytest.mark.parametrize("how", ["moved", "restarted"])
+def test_a_checkpoint_of_another_copy_is_a_backfill_of_everything(node: EmbeddedNode, writer: Client, how: str) -> None:
+    """Each copy has closed as many checkpoints as the other, and their ids name different places."""
+    held = checkpointed(node, writer, (b"a",), (b"b",), (b"c", b"d"))
+    with start(vbuckets=VBUCKETS, initial_vbuckets="none" if how == "moved" else "all") as other:
+        if how == "moved":
+            relay = Relay(node.port, other.port, connect_with(b"mover", TAKEOVER | LIST | ACK, 0, (1,)))
+            wait_until(lambda: relay.ended, "the vbucket is handed over")
+            relay.join()
+        with Client(other.port) as there:
+            given = checkpointed(other, there, (b"e",), (b"f",), (b"g",))
+            everything = {"e=v", "f=v", "g=v"} | ({"a=v", "b=v", "c=v", "d=v"} if how == "moved" else set())
+            for place, checkpoint in enumerate(held):
+                found = resumed(other, there, checkpoint, name=b"client%d" % place)
+                assert "#initial_vbucket_stream" in found
+                assert everything <= set(found)
+            assert "#initial_vbucket_stream" not in resumed(other, there, given[-1], name=b"its own")
+
+
 # Clients that are gone
 
 
