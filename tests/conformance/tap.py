@@ -113,6 +113,12 @@ TAP = Text(
             Statement("flush-private", "It may have an engine-specific section."),
             Statement("flush-replicates", "It passes a flush_all on."),
             Statement("flush-printed", "The printed packet empties a copy."),
+            Statement(
+                "flush-all",
+                "It deletes all data of the receiver.",
+                "Not what the sender must not write. A flush from one of our nodes lists the vbuckets that were active "
+                "there, and empties only those: the receiver owns others, and may have new writes in them.",
+            ),
         ),
         "Opaque (0x44)": (
             Statement("opaque-control", "It has control data for the receiver, as engine-private data."),

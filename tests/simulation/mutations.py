@@ -30,6 +30,7 @@ from upriver.protocol.move.mover import Goal, MoverSteps, Phase
 from upriver.protocol.producer import producer as producers
 from upriver.protocol.producer.takeover import SourceTakeover
 from upriver.protocol.stream_state import StreamEvent
+from upriver.protocol.tap.flush_mark import FlushMark
 from upriver.protocol.tap.producer_stream import TapProducerStream
 from upriver.wire.framing import MEMCACHED
 
@@ -571,10 +572,10 @@ def foreign_flushes_are_taken_for_known_ones() -> list[Change]:
     """A flush of a TAP peer empties nothing that was flushed before: its bytes are taken for a mark."""
     flush = EngineTapSink.flush
 
-    def instead(self: EngineTapSink, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
+    def instead(self: EngineTapSink, mark: FlushMark | None, spared: frozenset[int], ttl: int, peer: object) -> None:
         for vbucket in self._node.bucket:
             vbucket.flush_marks.append(1)
-        flush(self, vbuckets, ttl, mark or 1, peer)
+        flush(self, mark or FlushMark(1, frozenset(self._node.bucket.numbers())), spared, ttl, peer)
 
     return [(EngineTapSink, "flush", instead)]
 

@@ -34,6 +34,7 @@ from upriver.node.session import Session
 from upriver.protocol.consumer.consumer import ConsumerOptions
 from upriver.protocol.move import mover as steps
 from upriver.protocol.move.mover import Goal
+from upriver.protocol.tap.flush_mark import marked
 from upriver.wire import Request, tap
 from upriver.wire.dialects.tap import Control
 
@@ -658,8 +659,7 @@ class World:
         if active is not None:
             self._watch(self.owner[v], v)
             vbucket_uuid = active.failover_log.newest.vbucket_uuid
-            named = tap.Opaque(vbucket=v, control=Control.CLOSE_BACKFILL)
-            self._tap_peer(self.machines[self.owner[v]], MOVER, named, tap.Flush(private=b"8 bytes!"))
+            self._tap_peer(self.machines[self.owner[v]], MOVER, tap.Flush(private=b"8 bytes!"))
             if active.failover_log.newest.vbucket_uuid != vbucket_uuid:
                 self.truths[v].flushed(vbucket_uuid)
             elif active.high_seqno and not active.table.ledger.refusal:
@@ -670,7 +670,7 @@ class World:
         if self.machines[n].role(v) is PENDING:
             change = tap.Mutation(vbucket=v, key=self.keys[v][0], value=b"foreign")
             begin = tap.Opaque(vbucket=v, control=Control.INITIAL_VBUCKET_STREAM)
-            self._tap_peer(self.machines[n], WRITER, change, begin, tap.Flush(), change)
+            self._tap_peer(self.machines[n], WRITER, change, begin, tap.Flush(private=marked(1, {v})), change)
 
     def _tap_peer(self, machine: Machine, user: str, *messages: Request) -> None:
         """A TAP connection to a machine that brings these messages, and is gone."""

@@ -9,7 +9,7 @@ from upriver.model import Event, VbucketState
 from upriver.model.record import unpack
 from upriver.node.tap.engine_sink import EngineTapSink
 from upriver.protocol.tap.consumer import ReceivedChange
-from upriver.protocol.tap.flush_mark import marked
+from upriver.protocol.tap.flush_mark import FlushMark, marked
 from upriver.wire import tap
 from upriver.wire.dialects.tap import Control, TapFlag
 
@@ -110,7 +110,7 @@ def test_a_dead_copy_keeps_what_its_successor_may_not_have(node: InMemoryNode) -
     node.write(20, b"k")
     node.bucket.vbucket(20).set_state(VbucketState.DEAD)
     begin = tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=20, tap_flags=TapFlag.ACK)
-    flush = tap.Flush(private=marked(1), tap_flags=TapFlag.ACK)
+    flush = tap.Flush(private=marked(1, {20}), tap_flags=TapFlag.ACK)
     answers = node.connect().send(begin, flush)
     assert brief(answers) == ["not_my_vbucket", "success"]
     assert node.bucket.vbucket(20).table.find(b"k") is not None
@@ -127,23 +127,28 @@ def test_starting_over_empties_copies_only(node: InMemoryNode, sink: EngineTapSi
 
 
 @pytest.mark.parametrize(
-    ("flushed", "left"), [(frozenset(), []), (frozenset({ACTIVE}), [REPLICA, PENDING]), (frozenset({REPLICA}), [0, 2])]
+    ("listed", "spared", "left"),
+    [
+        (set(), set(), []),
+        (set(), {ACTIVE}, [ACTIVE]),
+        ({ACTIVE}, set(), [REPLICA, PENDING]),
+        ({ACTIVE, REPLICA}, {ACTIVE}, [ACTIVE, PENDING]),
+    ],
 )
-def test_a_flush_empties_what_is_named_or_everything(
-    node: InMemoryNode, sink: EngineTapSink, flushed: frozenset[int], left: list[int]
+def test_a_flush_empties_what_it_lists_or_everything(
+    node: InMemoryNode, sink: EngineTapSink, listed: set[int], spared: set[int], left: list[int]
 ) -> None:
     for vbucket in (ACTIVE, REPLICA, PENDING):
         sink.store(change(vbucket), PEER)
-    sink.flush(flushed, 254, 0, PEER)
+    sink.flush(FlushMark(5, frozenset(listed)) if listed else None, frozenset(spared), 254, PEER)
     assert [v.number for v in node.bucket if v.table.find(b"k") is not None] == left
 
 
 def test_a_copy_whose_first_news_is_a_flush_can_be_dumped() -> None:
     node = InMemoryNode()
     node.bucket.create_vbucket(REPLICA, VbucketState.REPLICA)
-    named = tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=REPLICA)
     stored = tap.Mutation(vbucket=REPLICA, key=b"k", value=b"v")
-    node.connect().send(named, tap.Flush(private=marked(1)), stored)
+    node.connect().send(tap.Flush(private=marked(1, {REPLICA})), stored)
     dump = TapPeer(node, connect(b"client", DUMP | LIST, vbuckets=(REPLICA,)))
     assert keys(dump.run()) == ["k"]
 
@@ -172,10 +177,10 @@ def test_a_flush_of_nothing_is_no_event_and_the_hops_of_others_are_counted(
 ) -> None:
     vbucket = node.bucket.vbucket(ACTIVE)
     uuid = vbucket.failover_log.newest
-    sink.flush(frozenset(), 3, 0, PEER)
+    sink.flush(None, frozenset(), 3, PEER)
     assert vbucket.failover_log.newest == uuid
     sink.store(change(ACTIVE), PEER)
-    sink.flush(frozenset(), 3, 0, PEER)
+    sink.flush(None, frozenset(), 3, PEER)
     assert (vbucket.failover_log.newest == uuid, vbucket.high_seqno, vbucket.flush_ttl) == (False, 0, 3)
 
 
@@ -183,10 +188,10 @@ def test_a_flush_of_nothing_is_no_event_and_the_hops_of_others_are_counted(
 def test_the_same_flush_is_done_once(node: InMemoryNode, sink: EngineTapSink, held: bool) -> None:
     if held:
         sink.store(change(ACTIVE), PEER)
-    sink.flush(frozenset(), 3, 77, PEER)
+    sink.flush(FlushMark(77, frozenset({ACTIVE})), frozenset(), 3, PEER)
     assert node.bucket.vbucket(ACTIVE).high_seqno == 0
     sink.store(change(ACTIVE), PEER)
-    sink.flush(frozenset(), 2, 77, PEER)
+    sink.flush(FlushMark(77, frozenset({ACTIVE})), frozenset(), 2, PEER)
     assert node.bucket.vbucket(ACTIVE).high_seqno == 1
-    sink.flush(frozenset(), 2, 78, PEER)
+    sink.flush(FlushMark(78, frozenset({ACTIVE})), frozenset(), 2, PEER)
     assert node.bucket.vbucket(ACTIVE).high_seqno == 0

@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command_peers import SocketPeer
-from tests.support.node_process import Client, wait_until
+from tests.support.node_process import PATIENCE_S, Client, wait_until
 from tests.support.tap_peer import (
     ACK,
     BACKFILL,
@@ -318,6 +319,62 @@ def test_a_client_of_the_next_node_that_saw_the_flush_loses_nothing() -> None:
             here.set(b"last", b"v", vbucket=vbucket)
         wait_until(lambda: _count(second) >= 128, "both have come")
         assert all(there.get(b"mine", vbucket=vbucket) == b"v" for vbucket in range(64))
+
+
+@pytest.mark.shows("tap:flush-all")
+def test_a_flush_empties_everything_that_its_sender_may_write(node: EmbeddedNode, writer: Client) -> None:
+    for vbucket in range(VBUCKETS):
+        writer.set(b"k", b"v", vbucket=vbucket)
+    with SocketPeer(node.host, node.port) as peer:
+        refused = peer.send(raw(0x45, private=b"\0\0\0\2", vbucket=3))  # it stays active
+        stored = peer.send(raw(0x41, bytes(8), b"", b"k", b"w", vbucket=1))
+        flushed = peer.send(flush())
+    assert [answer.status for answer in refused + stored + flushed] == [Status.KEY_EEXISTS, 0, 0]
+    left = [vbucket for vbucket in range(VBUCKETS) if writer.ask(Get(key=b"k", vbucket=vbucket)).status == 0]
+    assert left == [3]
+
+
+@pytest.mark.shows("tap:flush-all")
+def test_two_nodes_that_feed_each_other_keep_what_was_written_after_both_were_flushed() -> None:
+    """The flush of the first reaches the second late, after the second's own flush and a new write there."""
+    written = threading.Event()
+
+    def hold(message: Message) -> None:
+        if isinstance(message, tap.Flush):
+            assert written.wait(PATIENCE_S)
+
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(start(vbuckets=2, initial_vbuckets=str(number))) for number in (0, 1)]
+        clients = [stack.enter_context(Client(node.port)) for node in nodes]
+        for number, client in enumerate(clients):
+            assert client.ask(SetVbucket(vbucket=1 - number, state=VbucketState.REPLICA)).status == 0
+            client.set(b"old", b"v", vbucket=number)
+        for number, node in enumerate(nodes):
+            request = connect_with(b"copy", BACKFILL | LIST | ACK, 0, (number,))
+            stack.enter_context(Relay(node.port, nodes[1 - number].port, request, hold))
+        wait_until(lambda: [_count(node) for node in nodes] == [2, 2], "both have everything")
+        for client in clients:
+            assert client.ask(memcached.Flush()).status == 0
+        clients[1].set(b"new", b"v", vbucket=1)
+        written.set()
+        wait_until(lambda: [_count(node) for node in nodes] == [1, 1], "both are flushed, and have the new one")
+        clients[0].set(b"last", b"v", vbucket=0)
+        wait_until(lambda: [_count(node) for node in nodes] == [2, 2], "what follows the flush has come")
+        assert clients[1].get(b"new", vbucket=1) == b"v"
+
+
+def test_a_client_of_future_changes_gets_a_flush_as_one_message() -> None:
+    with (
+        start(vbuckets=1024) as node,
+        Client(node.port) as writer,
+        Listener(node.port, connect_with(b"cache", BACKFILL, FUTURE)) as listener,
+    ):
+        wait_until(lambda: node.call(lambda: len(list(node.node.state.tap or ()))), "the client is connected")
+        writer.set(b"old", b"v", vbucket=7)
+        list(listener.until(brings(b"old")))
+        assert writer.ask(memcached.Flush()).status == 0
+        writer.set(b"new", b"v", vbucket=900)
+        assert brief(list(listener.until(brings(b"new")))) == ["flush", "new=v"]
 
 
 def _count(node: EmbeddedNode) -> int:

@@ -115,8 +115,7 @@ def test_cache_invalidation(source: EmbeddedNode, writer: Client) -> None:
             cache.pop(message.key, None)
         assert set(cache) == {b"k%d" % number for number in range(20)} - {b"k3", b"k4"}
         assert writer.ask(Flush()).status == 0
-        told = listener.until(lambda message: isinstance(message, tap.Flush))
-        assert {type(message) for message in told} == {tap.Opaque, tap.Flush}  # each vbucket is named before
+        assert isinstance(listener.next(), tap.Flush)
 
 
 @pytest.mark.shows("tap:use-indexing")

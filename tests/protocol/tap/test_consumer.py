@@ -7,7 +7,7 @@ import pytest
 from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket
 from upriver.model import Event, VbucketState
 from upriver.protocol.tap.consumer import ReceivedChange, TapConsumer
-from upriver.protocol.tap.flush_mark import marked
+from upriver.protocol.tap.flush_mark import FlushMark, marked
 from upriver.wire import Request, Response, memcached, tap
 from upriver.wire.codes import Status
 from upriver.wire.dialects.tap import Control, TapFlag
@@ -32,8 +32,8 @@ class Recorder:
             raise NotMyVbucket(vbucket=vbucket)
         self.calls.append(("start over", vbucket))
 
-    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
-        self.calls.append(("flush", vbuckets, ttl, mark))
+    def flush(self, mark: FlushMark | None, spared: frozenset[int], ttl: int, peer: object) -> None:
+        self.calls.append(("flush", mark, spared, ttl))
 
     def set_state(self, vbucket: int, state: VbucketState, peer: object) -> None:
         if self.refuse:
@@ -125,7 +125,7 @@ def test_a_refusal_of_the_store_is_the_answer(consumer: TapConsumer, sink: Recor
     sink.refuse = True
     with pytest.raises(NotMyVbucket):
         consumer.receive(tap.Mutation(vbucket=3, key=b"k"))
-    assert consumer.fed == {3}  # it is what a flush is about, all the same
+    assert consumer.fed == {3}
 
 
 def test_what_the_controls_do(consumer: TapConsumer, sink: Recorder) -> None:
@@ -158,42 +158,21 @@ def test_states_and_checkpoints(consumer: TapConsumer, sink: Recorder) -> None:
     assert consumer.checkpoints == {3: 8, 4: 9}
 
 
-def test_a_flush_means_what_came_over_the_connection(consumer: TapConsumer, sink: Recorder) -> None:
-    consumer.receive(tap.Flush())
-    consumer.receive(tap.Mutation(vbucket=3, key=b"k"))
-    consumer.receive(tap.Flush(ttl=7, private=marked(9)))
-    assert [sink.calls[0], sink.calls[2]] == [("flush", frozenset(), 254, 0), ("flush", {3}, 6, 9)]
-
-
-@pytest.mark.parametrize(
-    "named",
-    [
-        tap.Opaque(vbucket=3, control=Control.INITIAL_VBUCKET_STREAM),
-        tap.SetVbucket(vbucket=3, state=memcached.VbucketState.PENDING),
-        tap.Mutation(vbucket=3, key=b"k"),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_a_flush_behind_a_refusal_does_not_mean_everything(
-    consumer: TapConsumer, sink: Recorder, named: Request
+def test_a_flush_means_everything_unless_it_is_ours_and_lists_its_vbuckets(
+    consumer: TapConsumer, sink: Recorder
 ) -> None:
-    sink.refuse = True
-    with pytest.raises(NotMyVbucket):
-        consumer.receive(named)
+    consumer.receive(tap.Mutation(vbucket=3, key=b"k"))
     consumer.receive(tap.Flush())
-    assert sink.calls == [("flush", {3}, 254, 0)]
+    consumer.receive(tap.Flush(ttl=7, private=marked(9, {4, 5})))
+    assert sink.calls[1:] == [("flush", None, set(), 254), ("flush", (9, {4, 5}), set(), 6)]
 
 
 def test_a_flush_does_not_reach_what_stays_active(consumer: TapConsumer, sink: Recorder) -> None:
     sink.active = {3}
     with pytest.raises(KeyExists):
         consumer.receive(tap.SetVbucket(vbucket=3, state=memcached.VbucketState.PENDING))
-    consumer.receive(tap.Opaque(vbucket=3, control=Control.CLOSE_BACKFILL))
     consumer.receive(tap.Flush())
-    assert sink.calls == []
-    consumer.receive(tap.Opaque(vbucket=4, control=Control.CLOSE_BACKFILL))
-    consumer.receive(tap.Flush())
-    assert sink.calls == [("flush", {4}, 254, 0)]
+    assert sink.calls == [("flush", None, {3}, 254)]
 
 
 def test_what_has_become_a_copy_after_all_takes_what_comes(consumer: TapConsumer, sink: Recorder) -> None:

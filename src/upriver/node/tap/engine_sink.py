@@ -14,7 +14,7 @@ from upriver.errors import KeyExists, Locked, NotMyVbucket, TemporaryFailure
 from upriver.model import Event, VbucketState
 from upriver.node.state import NodeState
 from upriver.node.tap.online_update import OnlineUpdate
-from upriver.protocol.tap import ReceivedChange
+from upriver.protocol.tap import FlushMark, ReceivedChange
 from upriver.wire.dialects.tap import Control
 
 
@@ -97,22 +97,22 @@ class EngineTapSink:
         if found.state is not VbucketState.ACTIVE and found.high_seqno:
             found.start_over()
 
-    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
-        """Flush these vbuckets, or all if none is given, as far as the peer may write them.
+    def flush(self, mark: FlushMark | None, spared: frozenset[int], ttl: int, peer: object) -> None:
+        """Flush the vbuckets that the mark lists, without a mark all, as far as the peer may write them.
 
         It is one flush in all of them, and passed on as one. A vbucket that has seen it before is left alone, so that a
         flush in a ring of nodes ends where it began and spares later writes. A flush without a mark cannot be
         recognised; it ends where nothing is left to flush.
         """
-        found = [v for v in self._node.bucket if not vbuckets or v.number in vbuckets]
+        found = [v for v in self._node.bucket if v.number not in spared and (not mark or v.number in mark.vbuckets)]
         found = [v for v in found if v.state is not VbucketState.DEAD and not self._awaits_another(v, peer)]
         if not mark and not any(vbucket.high_seqno for vbucket in found):
             return
-        mark = mark or new_uuid()
+        number = mark.number if mark else new_uuid()
         for vbucket in found:
-            if mark not in vbucket.flush_marks:
+            if number not in vbucket.flush_marks:
                 empty = vbucket.flush if vbucket.state is VbucketState.ACTIVE else vbucket.flush_copy
-                empty(ttl, mark)
+                empty(ttl, number)
 
     def set_state(self, vbucket: int, state: VbucketState, peer: object) -> None:
         """Change the role of a vbucket, and create it if needed.

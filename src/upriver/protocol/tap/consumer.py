@@ -13,7 +13,7 @@ from typing import Protocol
 
 from upriver.errors import InvalidArguments, KeyExists
 from upriver.model import Event, VbucketState
-from upriver.protocol.tap.flush_mark import mark_in
+from upriver.protocol.tap.flush_mark import FlushMark, mark_in
 from upriver.wire import AnyResponse, Request, Response, tap
 from upriver.wire.dialects.tap import Control, TapFlag
 
@@ -48,9 +48,11 @@ class TapSink(Protocol):
     def start_over(self, vbucket: int, peer: object) -> None:
         """The vbucket is sent again from the start: a copy drops what it has."""
 
-    def flush(self, vbuckets: frozenset[int], ttl: int, mark: int, peer: object) -> None:
-        """Empty these vbuckets, or all if none is named. The flush may be passed on for ``ttl`` more hops. A mark that
-        was seen before belongs to a flush that was applied already; 0 means that the flush has none."""
+    def flush(self, mark: FlushMark | None, spared: frozenset[int], ttl: int, peer: object) -> None:
+        """Empty the vbuckets that the mark lists, without a mark all, but not those that are spared.
+
+        The flush may be passed on for ``ttl`` more hops. A mark that was seen before belongs to a flush that was
+        applied already."""
 
     def set_state(self, vbucket: int, state: VbucketState, peer: object) -> None:
         """Change the role of a vbucket, which may not exist yet."""
@@ -145,11 +147,7 @@ class TapConsumer:
         self.changes += 1
 
     def _flush(self, message: tap.Flush) -> None:
-        """Empty the vbuckets that the peer has named. If it has named none, the flush means all."""
-        taken = frozenset(self.fed - self._no_copies)
-        if self.fed and not taken:
-            return
-        self.sink.flush(taken, message.ttl - 1, mark_in(message.private), self)
+        self.sink.flush(mark_in(message.private), frozenset(self._no_copies), message.ttl - 1, self)
 
     def _set_state(self, message: tap.SetVbucket) -> None:
         if not message.state.known:

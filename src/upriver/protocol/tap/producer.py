@@ -14,7 +14,7 @@ from typing import Final
 from upriver.errors import NotMyVbucket, StatusError
 from upriver.model import VbucketState
 from upriver.protocol.liveness import NoopSender, Verdict
-from upriver.protocol.producer.source import Source, StreamOptions
+from upriver.protocol.producer.source import Source, SourceVbucket, StreamOptions
 from upriver.protocol.producer.stream_scheduler import StreamScheduler
 from upriver.protocol.tap.acknowledgements import AckWindow, Piece, key_of, messages_in
 from upriver.protocol.tap.connect_plan import TapPlan, TapSettings
@@ -465,8 +465,8 @@ class TapProducer:
     def flushed(self) -> None:
         """The vbuckets of some streams were flushed. Handle all of them at once, before anything new is sent.
 
-        A flush message empties everything that came over the connection. So it is sent only if nothing else was sent;
-        otherwise the consumer starts over with the flushed vbuckets. A flush without hops left is not passed on either.
+        To other engines a flush message means everything. So it is sent only if nothing else was sent; otherwise the
+        consumer starts over with the flushed vbuckets. A flush without hops left is not passed on either.
         """
         flushed = {s: None for s in self.streams.values() if not s.ended and s.cursor.end_reason == "flushed"}
         for stream in flushed:
@@ -490,15 +490,14 @@ class TapProducer:
 
     def _send_flush(self, streams: list[TapProducerStream]) -> int:
         """Send one message for each new flush, usually one; return the number of the last, 0 if there is none."""
-        marks = {s.vbucket.flush_marks[-1]: s.vbucket.flush_ttl for s in streams if s.vbucket.flush_ttl}
+        flushes: dict[int, list[SourceVbucket]] = {}
+        for stream in streams:
+            if stream.vbucket.flush_ttl:
+                flushes.setdefault(stream.vbucket.flush_marks[-1], []).append(stream.vbucket)
         number = 0
-        for stream in streams if marks else ():
-            if stream.number not in self._named:
-                self.send(tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, vbucket=stream.number, cas=1))
-                self.send(tap.Opaque(control=Control.CLOSE_BACKFILL, vbucket=stream.number))
-                self._named.add(stream.number)
-        for mark, ttl in marks.items():
-            number = self.send(tap.Flush(ttl=ttl, private=marked(mark)))
+        for mark, vbuckets in flushes.items():
+            listed = marked(mark, (vbucket.number for vbucket in vbuckets))
+            number = self.send(tap.Flush(ttl=vbuckets[-1].flush_ttl, private=listed))
         return number
 
     def was_answered(self, number: int) -> bool:
