@@ -159,7 +159,19 @@ def test_the_printed_opaque_message_is_acknowledged_and_ignored(caplog: pytest.L
             answer = listener.next()
             assert isinstance(answer, Response)
             assert answer.status is Status.SUCCESS
-    assert sum("unknown control message 0xffffffff" in line for line in caplog.messages) == 2  # one per connection
+    assert sum("unknown control message 0xffffffff" in line for line in caplog.messages) == 1
+
+
+def test_the_log_has_each_unknown_control_once_and_not_too_many_of_them(
+    node: EmbeddedNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        for number in range(30):
+            with SocketPeer(node.host, node.port) as peer:
+                answers = peer.send(raw(0x44, private=(1000 + number).to_bytes(4, "big")))
+            assert [answer.status for answer in answers] == [Status.SUCCESS]
+    found = [line for line in caplog.messages if "unknown control message" in line]
+    assert len(found) == len(set(found)) == 16
 
 
 # Backfill

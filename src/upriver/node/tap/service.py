@@ -47,6 +47,8 @@ _VBUCKET_BYTES: Final = 2 + 2 + 8
 #: The interval in which clients that stay away are looked for.
 EXPIRE_S: Final = 1.0
 _ONLINE_UPDATE: Final = (Control.START_ONLINEUPDATE, Control.STOP_ONLINEUPDATE, Control.REVERT_ONLINEUPDATE)
+#: The log has this many different controls that we do not know.
+_UNKNOWN_CONTROLS_MAX: Final = 16
 
 
 class TapService(PacketHandler):
@@ -67,6 +69,8 @@ class TapService(PacketHandler):
         self.online_update = OnlineUpdate(node)
         self.sink = EngineTapSink(node, self.online_update)
         self.receivers: set[TapReceiver] = set()
+        #: The controls of other engines that the log has already.
+        self._unknown_controls: set[Control | None] = set()
         #: The totals of closed connections.
         self.bytes_sent_before = 0
         self.changes_sent_before = 0
@@ -292,7 +296,14 @@ class TapService(PacketHandler):
 
     def consumer(self, session: Session) -> TapConsumer:
         """The consumer of a session's TAP messages."""
-        return TapConsumer(self.sink, self.node.clock(), lambda text: session.log.warning("TAP: %s", text))
+        return TapConsumer(self.sink, self.node.clock(), lambda control: self._note_unknown(session, control))
+
+    def _note_unknown(self, session: Session, control: Control | None) -> None:
+        """Log the first control of a kind that we do not know; peers that reconnect repeat theirs."""
+        if control not in self._unknown_controls and len(self._unknown_controls) < _UNKNOWN_CONTROLS_MAX:
+            self._unknown_controls.add(control)
+            what = "without a control code" if control is None else f"0x{int(control):x}"
+            session.log.warning("TAP: unknown control message %s is ignored, and so are later ones", what)
 
     def _role_for(self, message: Request) -> Role:
         """Sending changes needs the role write. Changing copies, emptying or handing over vbuckets needs admin, because

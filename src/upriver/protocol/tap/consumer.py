@@ -64,9 +64,12 @@ class TapSink(Protocol):
 class TapConsumer:
     """One connection on which a node receives TAP messages."""
 
-    def __init__(self, sink: TapSink, now: float, warn: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(
+        self, sink: TapSink, now: float, on_unknown: Callable[[Control | None], object] = lambda _: None
+    ) -> None:
+        """``on_unknown`` learns of each control of another engine, which is ignored; None has no code at all."""
         self.sink = sink
-        self.warn = warn
+        self._on_unknown = on_unknown
         self.created = now
         self.messages = 0
         self.changes = 0
@@ -84,7 +87,6 @@ class TapConsumer:
         self.finished = False
         #: The vbuckets that the peer treats as copies and that are active here.
         self._no_copies: set[int] = set()
-        self._warned_of_control = False
 
     def receive(self, message: Request) -> Response | None:
         """Apply a message; return its answer if it asks for one. Raises a StatusError if it fails."""
@@ -182,14 +184,7 @@ class TapConsumer:
             case Control.START_ONLINEUPDATE | Control.STOP_ONLINEUPDATE | Control.REVERT_ONLINEUPDATE:
                 self.sink.online_update(message.control)
             case unknown:
-                self._unknown_control(unknown)
-
-    def _unknown_control(self, control: Control | None) -> None:
-        """Ignore a control of another engine, and log the first of the connection."""
-        if not self._warned_of_control:
-            self._warned_of_control = True
-            what = "without a control code" if control is None else f"0x{int(control):x}"
-            self.warn(f"unknown control message {what} is ignored, and so are later ones on this connection")
+                self._on_unknown(unknown)
 
     def _checkpoint(self, message: tap.CheckpointStart | tap.NamedCheckpointStart) -> None:
         self.fed.add(message.vbucket)
