@@ -78,6 +78,10 @@ class EngineCopy:
         """Roll back to a consistent point at or below the seqno; return that point."""
         return self._vbucket.roll_back(seqno)
 
+    def check_failover_log(self, log: FailoverLog) -> None:
+        """Refuse the log of another branch while the copy waits for its takeover."""
+        self._vbucket.check_failover_log(log)
+
     def replace_failover_log(self, log: FailoverLog) -> None:
         """Replace the failover log with the producer's."""
         self._vbucket.replace_failover_log(log)

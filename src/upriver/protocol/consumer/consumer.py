@@ -165,6 +165,11 @@ class ConsumerConnection:
         if old is not None and not old.life.ended:
             raise KeyExists("the vbucket has a stream on this connection already", vbucket=vbucket)
         copy = self.sink.open(vbucket)
+        if copy.state is VbucketState.PENDING and not flags & dcp.StreamFlag.TAKEOVER:
+            copy.close()
+            raise InvalidArguments(
+                "the copy is pending and accepts only a takeover: make it a replica first", vbucket=vbucket
+            )
         self.forget(vbucket)
         opaque = self._next_opaque()
         stream = ConsumerStream(copy, opaque, flags=flags, starts_inclusive=self.options.starts_inclusive)
