@@ -394,8 +394,8 @@ class Vbucket(KeyValue):
         """Replace our log by the producer's.
 
         Our consumers know us by the old log, and the next changes may belong to another branch, so their streams end
-        and they ask again. A pending copy waits to take over its own branch. On a newer branch that knows it, it becomes a
-        replica; it refuses all others.
+        and they ask again. A pending copy waits to take over its own branch. On a newer branch that knows it, it
+        becomes a replica; it refuses all others.
         """
         with self.journal.lock:
             self._check_changeable()

@@ -7,7 +7,7 @@ import pytest
 from tests.support.mover_socket import LOG, MoverSocket
 from upriver.model import VbucketState
 from upriver.node import EmbeddedNode, start
-from upriver.wire import AnyResponse, Response, Status, dcp, memcached, upr
+from upriver.wire import AnyResponse, Request, Response, Status, dcp, memcached, upr
 
 FOREIGN = (memcached.FailoverEntry(vbucket_uuid=8, seqno=0),)
 #: The source had a failover at seqno 2.
@@ -89,6 +89,7 @@ def _added(
                 return message
         assert message is not None
         assert answer is not None
+        assert isinstance(message, Request)
         answer.opaque = message.opaque
         producer.send(answer)
 
