@@ -478,13 +478,22 @@ class StreamRefused(UpriverError):
 
 
 class NoActiveCopy(StreamRefused):
-    """No node has the active copy of these vbuckets, so reading the rest would leave their documents out."""
+    """No node has the active copy of these vbuckets, so reading the rest would leave their documents out.
 
-    def __init__(self, vbuckets: Sequence[int]) -> None:
-        super().__init__(vbuckets[0], "no node has its active copy")
+    If replicas were asked for too, no node has a copy that can be read.
+    """
+
+    def __init__(self, vbuckets: Sequence[int], *, active_only: bool = True) -> None:
+        super().__init__(vbuckets[0], "no node has its active copy" if active_only else "no node has a copy to read")
         self.vbuckets = tuple(vbuckets)
+        self.active_only = active_only
 
     def __str__(self) -> str:
+        if not self.active_only:
+            return (
+                f"no node has an active copy, a replica or a pending copy of vbucket {_ranges(self.vbuckets)};"
+                " make a copy active or a replica (upriver vbucket set), or name the vbuckets to read"
+            )
         return (
             f"no node has the active copy of vbucket {_ranges(self.vbuckets)};"
             " read replicas instead (--replicas, active_only=False), or name the vbuckets to read"

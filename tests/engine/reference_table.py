@@ -1004,7 +1004,7 @@ class Table:
         if not self.locks or entry.superseded_by or entry.event != Event.MUTATION:
             return 0
         held = self._lock_of(entry.key)
-        return 0 if held is None else max(1, int(held[1] - self.ledger.clock()))
+        return 0 if held is None else math.ceil(held[1] - self.ledger.clock())
 
 
 def _changes_in_frames(frames: memoryview, vbucket: int) -> Iterator[Change]:

@@ -436,6 +436,18 @@ def test_the_rest_of_a_lock_is_replicated(bucket: Bucket, replica: Vbucket, cloc
     replica.set(b"k", b"w")
 
 
+@pytest.mark.parametrize(("passed_s", "sent_s"), [(0.25, 20), (19.0, 1), (19.75, 1), (0.0, 20)])
+def test_a_lock_ends_nowhere_earlier_than_at_its_source(
+    bucket: Bucket, clock: Clock, passed_s: float, sent_s: int
+) -> None:
+    source = bucket.vbucket(0)
+    source.set(b"k", b"v")
+    source.get_and_lock(b"k", 20)
+    clock.pass_by(passed_s)
+    (sent,) = [change for snapshot in source.changes() for change in snapshot]
+    assert sent.lock_time == sent_s
+
+
 def test_waiters_for_a_change_find_the_lock_that_came_with_it(replica: Vbucket, clock: Clock) -> None:
     """A copy passes on what it receives the moment that it comes."""
     told: list[int] = []

@@ -456,7 +456,7 @@ def forget_the_successor() -> list[Change]:
 @mutation
 def takeovers_are_never_over() -> list[Change]:
     """When its successor is pending again, and fed by a third, a takeover is repeated: a source forgets that it was
-    active, and a pending copy is not told apart by its branch."""
+    active, and a pending copy accepts every stream and is not told apart by its branch."""
     replace = Vbucket.replace_failover_log
 
     def instead(self: Vbucket, log: FailoverLog) -> None:
@@ -464,7 +464,12 @@ def takeovers_are_never_over() -> list[Change]:
         replace(self, log)
         self.state = was
 
-    return [(Vbucket, "confirm_takeover", lambda self, successor: None), (Vbucket, "replace_failover_log", instead)]
+    return [
+        (Vbucket, "confirm_takeover", lambda self, successor: None),
+        (Vbucket, "replace_failover_log", instead),
+        (Vbucket, "check_failover_log", lambda self, log: None),
+        (ConsumerConnection, "_check_may_feed", lambda self, copy, flags: None),
+    ]
 
 
 @mutation

@@ -61,6 +61,9 @@ class RecordingCopy:
         self.told.append(f"rolled back to {seqno}")
         return seqno
 
+    def check_failover_log(self, log: FailoverLog) -> None:
+        pass
+
     def replace_failover_log(self, log: FailoverLog) -> None:
         self.failover_log = log
         self.position = StreamPosition(log.newest.vbucket_uuid, self.position.seqno, self.position.snapshot)

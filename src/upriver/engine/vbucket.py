@@ -376,11 +376,26 @@ class Vbucket(KeyValue):
             self.table.touch()
             self._complete()
 
+    def check_failover_log(self, log: FailoverLog) -> None:
+        """Refuse the log of a producer that does not know the branch that this pending copy waits for.
+
+        The source of the takeover may be dead, and then there may be no other copy of what this one has received. An
+        operator who knows better makes it a replica first. A copy without changes has nothing to lose.
+        """
+        if self.state is VbucketState.PENDING and self.high_seqno:
+            ours = self.failover_log.newest.vbucket_uuid
+            if log.index(ours) is None:
+                raise InvalidArguments(
+                    f"this copy is pending on branch {ours}, which the producer does not know: make it a replica first",
+                    vbucket=self.number,
+                )
+
     def replace_failover_log(self, log: FailoverLog) -> None:
         """Replace our log by the producer's.
 
         Our consumers know us by the old log, and the next changes may belong to another branch, so their streams end
-        and they ask again. A pending copy waits to take over its own branch; on another branch it becomes a replica.
+        and they ask again. A pending copy waits to take over its own branch. On a newer branch that knows it, it
+        becomes a replica; it refuses all others.
         """
         with self.journal.lock:
             self._check_changeable()
@@ -388,6 +403,7 @@ class Vbucket(KeyValue):
                 raise KeyExists("an active vbucket keeps its own failover log", vbucket=self.number)
             if log == self.failover_log:
                 return
+            self.check_failover_log(log)
             if self.state is VbucketState.PENDING and log.newest.vbucket_uuid != self.failover_log.newest.vbucket_uuid:
                 self.set_state(VbucketState.REPLICA)
             self.failover_log = log

@@ -15,6 +15,7 @@ from upriver.node.auth.users_file import Users
 from upriver.node.buffer_budget import BufferBudget
 from upriver.node.cluster_map import NodeClusterMap
 from upriver.node.logs import RepeatLimit
+from upriver.node.streams.fed_copies import FedCopies
 from upriver.node.streams.stall_check import StallCheck
 from upriver.node.streams.wake_queue import WakeQueue
 from upriver.protocol.producer import PIECE_BYTES, SendBuffer
@@ -133,6 +134,8 @@ class NodeState:
     #: The compiled loop for plain requests; None in tests without it.
     fast_path: "FastPath | None" = None
     stall_check: StallCheck = field(default_factory=StallCheck)
+    #: The copies that streams and TAP peers feed.
+    fed_copies: FedCopies = field(default_factory=FedCopies)
     #: The streaming connections; None if the node has no streams.
     streams: "StreamService | None" = None
     #: TAP in both directions; None if the node has no TAP.

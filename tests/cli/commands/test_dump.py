@@ -168,7 +168,10 @@ def test_vbuckets_without_an_active_copy_are_no_success(
     assert all_of_them.exit_code == 0, all_of_them.stderr
     assert len({json.loads(line)["key"] for line in all_of_them.stdout.splitlines()}) == 500
     lose_active_copies(node, 4, state=VbucketState.DEAD)
-    assert "active copy of vbucket 4;" in run(*command, "--replicas").stderr
+    said = run(*command, "--replicas")
+    assert (said.exit_code, said.stdout) == (1, "")
+    assert "no node has an active copy, a replica or a pending copy of vbucket 4; make a copy active" in said.stderr
+    assert "--replicas" not in said.stderr
 
 
 def test_replicas_in_every_dialect(run: Run) -> None:

@@ -169,6 +169,19 @@ def test_keys_without_values_overwrite_nothing(run: Run) -> None:
     assert sorted(line.split("\t")[2:] for line in plain) == [["mutation", "empty"], ["mutation", "fruit"]]
 
 
+def test_a_checkpoint_that_skipped_superseded_versions_is_not_continued_with_history(run: Run, tmp_path: Path) -> None:
+    base = ("tail", "--from", "earliest", "--until-now", "--json", "--checkpoint")
+    for number, options in enumerate(((), ("--history",))):
+        path = str(tmp_path / f"seen{number}")
+        run("set", "fruit", "apple")
+        assert run(*base, path, *options).exit_code == 0
+        refused = run(*base, path, *(() if options else ("--history",)))
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "with history" in refused.stderr
+        run("set", "fruit", "pear")
+        assert run(*base, path, *options).stdout.count("\n") == 1
+
+
 def test_a_checkpoint_is_not_continued_with_other_filters(run: Run, tmp_path: Path) -> None:
     run("load", "--sample", "100")
     path = str(tmp_path / "seen")

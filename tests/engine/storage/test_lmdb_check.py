@@ -269,7 +269,7 @@ def store(quick_disk: Path, clock: Clock) -> Path:
     return path
 
 
-def pages_by_class(data: bytes) -> dict[tuple[str, int], list[int]]:
+def pages_by_class(data: bytes | bytearray) -> dict[tuple[str, int], list[int]]:
     """Where the pages of each tree and kind are, for the last commit; and the meta pages."""
     found: dict[tuple[str, int], list[int]] = {("meta", 0): [0], ("meta", 1): [PAGE]}
     newest = max((0, PAGE), key=lambda meta: struct.unpack_from("<Q", data, meta + META_BYTES - 8)[0])
@@ -327,6 +327,24 @@ def test_a_free_list_of_a_commit_that_did_not_happen(store: Path, clock: Clock, 
     changed(file, page + (pointers[-1] if number else pointers[0]) + 8, number.to_bytes(8, "little"))
     with pytest.raises(StorageError, match="restore the directory from a backup"):
         Bucket.open(store, vbuckets=64, clock=clock, background=False)
+
+
+def test_a_commit_that_did_not_release_the_root_of_the_one_before(file: Path) -> None:
+    """Both meta pages and all trees are intact, but the last two lists of released pages have each other's number."""
+    newest, older = meta_pages(file)
+    assert newest.transaction == older.transaction + 1
+    check_file(file)
+    data = bytearray(file.read_bytes())
+    (page,) = pages_by_class(data)["free", LEAF]
+    places = page + 16 + (struct.unpack_from("<H", data, page + 12)[0] - 16) - 4
+    before, last = struct.unpack_from("<HH", data, places)
+    keys = [slice(page + pointer + 8, page + pointer + 16) for pointer in (before, last)]
+    assert [int.from_bytes(data[key], "little") for key in keys] == [older.transaction, newest.transaction]
+    data[keys[0]], data[keys[1]] = data[keys[1]], data[keys[0]]
+    struct.pack_into("<HH", data, places, last, before)
+    file.write_bytes(data)
+    with pytest.raises(Damaged, match=f"the commit {newest.transaction} does not follow"):
+        check_file(file)
 
 
 @pytest.mark.parametrize("every_word", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

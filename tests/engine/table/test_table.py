@@ -232,8 +232,8 @@ def test_the_opaque_and_the_rest_of_a_lock_are_filled_in(table: Any, clock: Cloc
     table.locks[b"k"] = (99, clock.now + 12.5)
     frames, *_ = table.read(0, 1, 1, 10**6, 0xDEADBEEF)
     assert HEADER.unpack_from(frames)[7] == 0xDEADBEEF
-    assert unpack(bytes(PREFIX.size) + frames).change.lock_time == 12
-    assert table.read_columns(0, 1, 1, 10**6)[0]["lock_time"].to_pylist() == [12]
+    assert unpack(bytes(PREFIX.size) + frames).change.lock_time == 13
+    assert table.read_columns(0, 1, 1, 10**6)[0]["lock_time"].to_pylist() == [13]
     clock.pass_by(13)
     assert unpack(bytes(PREFIX.size) + table.read(0, 1, 1, 10**6)[0]).change.lock_time == 0
 

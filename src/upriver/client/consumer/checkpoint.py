@@ -107,7 +107,7 @@ def decoded(data: bytes, source: str, where: str, selection: Selection | None = 
 
 def _described(selection: Selection) -> str:
     named = (name if value is True else f"{name} {value!r}" for name, value in selection.items())
-    return f"with {', '.join(named)}" if selection else "without filters"
+    return f"with {', '.join(named)}" if selection else "without filters and history"
 
 
 class FileCheckpoint:

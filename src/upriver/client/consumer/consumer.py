@@ -157,7 +157,10 @@ class Consumer:
         if chosen is None:
             named = end if isinstance(end, Mapping) else range(known.vbuckets)
             chosen = [number for number in range(known.vbuckets) if number in named or known.owner(number) is not None]
-        return await owned_vbuckets(self.cluster, list(chosen), self.settings.gives_up_after_s)
+        settings = self.settings
+        return await owned_vbuckets(
+            self.cluster, list(chosen), settings.gives_up_after_s, active_only=settings.active_only
+        )
 
     async def close(self) -> None:
         """Stop, save the progress that was acknowledged, close all connections."""

@@ -180,11 +180,13 @@ class ConsumerSettings:
 
     @property
     def selection(self) -> dict[str, str | bool]:
-        """The settings that leave changes or values out. A checkpoint is continued with the same ones only."""
+        """The settings that decide which changes and values are left out; without ``history`` superseded versions are.
+        A checkpoint is continued with the same ones only."""
         wanted: dict[str, str | bool | None] = {
             "key_filter": self.key_filter,
             "value_filter": self.value_filter,
             "keys_only": self.keys_only,
+            "history": self.history,
         }
         return {name: value for name, value in wanted.items() if value}
 

@@ -16,7 +16,9 @@ from upriver.model import FailoverLog, StreamPosition
 OWNER_WAIT_S: Final = 2.0
 
 
-async def owned_vbuckets(cluster: Cluster, wanted: Sequence[int], patience_s: float) -> list[int]:
+async def owned_vbuckets(
+    cluster: Cluster, wanted: Sequence[int], patience_s: float, *, active_only: bool = True
+) -> list[int]:
     """These vbuckets, once the cluster map names an owner of each: leaving one out would leave out its documents."""
     loop, backoff = asyncio.get_running_loop(), Backoff()
     deadline = loop.time() + min(patience_s, OWNER_WAIT_S)
@@ -27,7 +29,7 @@ async def owned_vbuckets(cluster: Cluster, wanted: Sequence[int], patience_s: fl
             return list(wanted)
         pause_s = backoff.pause_s()
         if loop.time() + pause_s >= deadline:
-            raise NoActiveCopy(missing)
+            raise NoActiveCopy(missing, active_only=active_only)
         await asyncio.sleep(pause_s)
         await cluster.refresh(known)
 
@@ -54,7 +56,7 @@ async def start_positions(
         out |= dict.fromkeys(rest, Progress.beginning())
     else:
         high = await high_seqnos(cluster, rest, active_only=active_only)
-        logs = await _failover_logs(cluster, rest)
+        logs = await _failover_logs(cluster, rest, active_only=active_only)
         for number, log in logs.items():
             position = StreamPosition.at(log.newest.vbucket_uuid, high[number])
             out[number] = Progress(position, log, high[number])
@@ -83,15 +85,15 @@ async def high_seqnos(cluster: Cluster, vbuckets: Sequence[int], *, active_only:
         out |= {number: found[number] for number in numbers if number in found}
     missing = [number for number in vbuckets if number not in out]
     if missing:
-        raise NoActiveCopy(missing)
+        raise NoActiveCopy(missing, active_only=active_only)
     return out
 
 
-async def _failover_logs(cluster: Cluster, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
+async def _failover_logs(cluster: Cluster, vbuckets: Sequence[int], *, active_only: bool) -> dict[int, FailoverLog]:
     logs: dict[int, FailoverLog] = {}
     for endpoint, numbers in (await owners(cluster, vbuckets)).items():
         logs |= await failover_logs(await cluster.connection(endpoint), numbers)
     missing = [number for number in vbuckets if number not in logs]
     if missing:
-        raise NoActiveCopy(missing)
+        raise NoActiveCopy(missing, active_only=active_only)
     return logs

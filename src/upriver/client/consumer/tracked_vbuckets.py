@@ -80,6 +80,9 @@ class TrackedVbucket:
             self.progress = Progress(position, self.progress.failover_log, self.progress.consistent_from)
         return seqno
 
+    def check_failover_log(self, log: FailoverLog) -> None:
+        """Accept every log: a client follows its source."""
+
     def replace_failover_log(self, log: FailoverLog) -> None:
         """The source has accepted the request: take its branch, and report a rollback before it."""
         position, new_uuid = self.position, log.newest.vbucket_uuid

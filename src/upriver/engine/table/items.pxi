@@ -55,7 +55,8 @@ cdef object lock_of(Table self, bytes key):
 
 
 cdef uint32_t lock_time_of(Table self, const char *record, double now) except? 9999:
-    """The remaining time of the lock of an item, in full seconds; 0 if there is none."""
+    """The remaining time of the lock of an item, in full seconds; 0 if there is none. It is rounded up: a copy may hold
+    the lock longer than promised, but not shorter."""
     if load64(record) or <uint8_t>record[R_OPCODE] != OPCODE_MUTATION:
         return 0
     held = self.locks.get(key_of(record))
@@ -65,7 +66,7 @@ cdef uint32_t lock_time_of(Table self, const char *record, double now) except? 9
     newest = lookup_bytes(self, key_of(record))
     if newest == NULL or load_be64(newest + R_SEQNO) != load_be64(record + R_SEQNO):
         return 0
-    return max(1, <uint32_t>(<double>held[1] - now))
+    return <uint32_t>ceil(<double>held[1] - now)
 
 
 cdef bint expire_if_due(Table self, bytes key, double now) except -1:

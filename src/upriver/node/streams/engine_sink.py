@@ -1,12 +1,13 @@
 """The engine as a consumer's sink: received changes go into copies of vbuckets.
 
-One stream at a time feeds a copy, over any connection. No stream feeds an active vbucket, which writes its own history.
+One stream at a time feeds a copy, over any connection, and none while a TAP connection does. No stream feeds an active
+vbucket, which writes its own history.
 """
 
 from collections.abc import Callable
 
 from upriver.engine import Vbucket
-from upriver.errors import InvalidArguments, KeyExists, NotMyVbucket, OutOfOrder, OutOfRange, WireError
+from upriver.errors import InvalidArguments, NotMyVbucket, OutOfOrder, OutOfRange, WireError
 from upriver.model import FailoverLog, Snapshot, StreamPosition, VbucketState
 from upriver.node.state import NodeState
 from upriver.node.streams.engine_source import EngineSource
@@ -78,6 +79,10 @@ class EngineCopy:
         """Roll back to a consistent point at or below the seqno; return that point."""
         return self._vbucket.roll_back(seqno)
 
+    def check_failover_log(self, log: FailoverLog) -> None:
+        """Refuse the log of another branch while the copy waits for its takeover."""
+        self._vbucket.check_failover_log(log)
+
     def replace_failover_log(self, log: FailoverLog) -> None:
         """Replace the failover log with the producer's."""
         self._vbucket.replace_failover_log(log)
@@ -97,7 +102,6 @@ class EngineSink:
     def __init__(self, node: NodeState) -> None:
         self._node = node
         self._source = EngineSource(node)
-        self._fed: set[int] = set()
 
     def open(self, number: int) -> EngineCopy:
         """Open a copy for a stream."""
@@ -108,10 +112,9 @@ class EngineSink:
             raise NotMyVbucket("an active vbucket writes its own history", vbucket=number)
         if vbucket.state is VbucketState.DEAD:  # it may have the only data after an interrupted takeover
             raise NotMyVbucket("a dead vbucket receives nothing: make it a replica first", vbucket=number)
-        if number in self._fed:
-            raise KeyExists("another stream feeds this vbucket already", vbucket=number)
-        self._fed.add(number)
-        return EngineCopy(vbucket, lambda: self._fed.discard(number))
+        fed_copies = self._node.fed_copies
+        fed_copies.open_stream(number)
+        return EngineCopy(vbucket, lambda: fed_copies.close_stream(number))
 
     def set_state(self, number: int, state: VbucketState, done: Callable[[], object]) -> None:
         """Change the role of a vbucket; call back when that and all earlier changes are on disk."""

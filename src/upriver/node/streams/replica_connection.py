@@ -7,6 +7,7 @@ held back by its window and its socket, and nothing is lost.
 
 from typing import TYPE_CHECKING, Final
 
+from upriver.errors import StatusError
 from upriver.node.session import Session
 from upriver.node.streams.streaming_session import StreamingSession
 from upriver.protocol.consumer import ConsumerOptions, ConsumerStream, Replica
@@ -42,7 +43,12 @@ class ReplicaConnection(StreamingSession):
         #: Decodes its packets.
         self.wire = upr.upr if pinned == "upr" else dcp.dcp
         self.replica = Replica(
-            service.sink, self.node.ticks(), _OPTIONS.get(pinned), on_output=self._on_output, on_end=self._on_end
+            service.sink,
+            self.node.ticks(),
+            _OPTIONS.get(pinned),
+            on_output=self._on_output,
+            on_end=self._on_end,
+            on_refusal=self._on_refusal,
         )
 
     # Receiving
@@ -83,6 +89,9 @@ class ReplicaConnection(StreamingSession):
 
     def _on_end(self, stream: ConsumerStream) -> None:
         self.session.log.info("the stream into vbucket %d has ended: %s", stream.vbucket, stream.end_reason)
+
+    def _on_refusal(self, vbucket: int, error: StatusError) -> None:
+        self.session.log.info("no stream into vbucket %d: %s", vbucket, error)
 
     # Sending
 

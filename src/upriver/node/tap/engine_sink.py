@@ -6,7 +6,7 @@ dropped, because its sender must not try again and will receive our version.
 
 A pending copy waits for the rest of its takeover. Over TAP that is the connection that last made it pending; from
 others it accepts nothing. A copy that a stream with seqnos made pending waits for a branch of its source, which TAP
-cannot continue, so TAP cannot take it over.
+cannot continue, so TAP cannot take it over. A copy that a stream with seqnos feeds right now accepts nothing over TAP.
 """
 
 from upriver.engine import Vbucket, new_uuid
@@ -32,6 +32,7 @@ class EngineTapSink:
     def forget(self, peer: object) -> None:
         """A connection is closed. Another one may continue its takeovers: it makes the vbuckets pending again."""
         self._takeovers = {number: taker for number, taker in self._takeovers.items() if taker is not peer}
+        self._node.fed_copies.forget_peer(peer)
 
     def store(self, change: ReceivedChange, peer: object) -> None:
         """Store a change."""
@@ -59,6 +60,8 @@ class EngineTapSink:
             raise NotMyVbucket("the vbucket is dead", vbucket=number)
         if self._awaits_another(vbucket, peer):
             raise NotMyVbucket("a pending copy accepts data only from its takeover", vbucket=number)
+        if vbucket.state is not VbucketState.ACTIVE:
+            self._node.fed_copies.note_peer(number, peer)
         return vbucket
 
     def _awaits_another(self, vbucket: Vbucket, peer: object) -> bool:
@@ -106,6 +109,8 @@ class EngineTapSink:
         """
         found = [v for v in self._node.bucket if v.number not in spared and (not mark or v.number in mark.vbuckets)]
         found = [v for v in found if v.state is not VbucketState.DEAD and not self._awaits_another(v, peer)]
+        fed_copies = self._node.fed_copies
+        found = [v for v in found if v.state is VbucketState.ACTIVE or not fed_copies.has_stream(v.number)]
         if not mark and not any(vbucket.high_seqno for vbucket in found):
             return
         number = mark.number if mark else new_uuid()
@@ -130,14 +135,19 @@ class EngineTapSink:
         else:
             # A takeover by TAP may be continued, or begin where nothing was received yet.
             may_claim = found.assigns_seqnos or not found.streamable
+            if state is not found.state:
+                node.fed_copies.check_no_stream(vbucket)
             if self._awaits_another(found, peer) and not (state is VbucketState.PENDING and may_claim):
                 raise NotMyVbucket("a pending copy waits for another takeover", vbucket=vbucket)
             found.set_state(state)
         if state is VbucketState.PENDING:
+            node.fed_copies.note_peer(vbucket, peer)
             found.assign_seqnos()
             self._takeovers[vbucket] = peer
         else:
             self._takeovers.pop(vbucket, None)
+            if state is not VbucketState.REPLICA:
+                node.fed_copies.end_peers(vbucket)
 
     def online_update(self, control: Control) -> None:
         """Start, stop or revert an online update."""

@@ -27,7 +27,7 @@ from upriver.errors import (
 from upriver.model import EVENTS, NO_END, FailoverLog, VbucketState
 from upriver.protocol.consumer.consumer_stream import ConsumerStream, Run
 from upriver.protocol.consumer.negotiation import DIALECTS, Negotiation
-from upriver.protocol.consumer.sink import Sink
+from upriver.protocol.consumer.sink import Sink, SinkVbucket
 from upriver.protocol.flow_control import ReceiveWindow
 from upriver.protocol.liveness import NOOP_INTERVAL_S, SilenceWatch
 from upriver.protocol.stream_state import StreamEvent
@@ -165,6 +165,7 @@ class ConsumerConnection:
         if old is not None and not old.life.ended:
             raise KeyExists("the vbucket has a stream on this connection already", vbucket=vbucket)
         copy = self.sink.open(vbucket)
+        self._check_may_feed(copy, flags)
         self.forget(vbucket)
         opaque = self._next_opaque()
         stream = ConsumerStream(copy, opaque, flags=flags, starts_inclusive=self.options.starts_inclusive)
@@ -177,6 +178,15 @@ class ConsumerConnection:
         self._asking[opaque] = negotiation, stream, done
         self._send(negotiation.first())
         return stream
+
+    @staticmethod
+    def _check_may_feed(copy: SinkVbucket, flags: int) -> None:
+        """A pending copy waits for its takeover, and for nothing else."""
+        if copy.state is VbucketState.PENDING and not flags & dcp.StreamFlag.TAKEOVER:
+            copy.close()
+            raise InvalidArguments(
+                "the copy is pending and accepts only a takeover: make it a replica first", vbucket=copy.number
+            )
 
     def close_stream(self, vbucket: int, *, told: bool = False) -> None:
         """Leave a stream; raises a StatusError if there is none.

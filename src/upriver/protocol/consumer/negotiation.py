@@ -7,6 +7,9 @@ asked in `upr`, with 40.
 `upr` requests carry no bounds. The producer alone cannot make a resume inside a snapshot safe after a failover, so the
 consumer compares the failover logs before it asks (docs/semantics.md). It resumes at its position only if its branch is
 still the producer's newest, otherwise at its last consistent point.
+
+A pending copy waits for the rest of its takeover. Its source may be dead, so there may be no other copy of what it has.
+It rolls back only for a producer whose failover log contains its branch, and asks for that log first.
 """
 
 from collections.abc import Sequence
@@ -45,6 +48,8 @@ class Negotiation:
         self._compared: FailoverEntry | None = None
         #: The opcode of the last request.
         self._asked = upr.FailoverLogRequest.declaration.opcode
+        #: The seqno to which a pending copy rolls back once the producer's log is known.
+        self._back_to: int | None = None
         #: The position of the copy at the last request.
         self._asked_at = copy.position
 
@@ -59,7 +64,7 @@ class Negotiation:
             raise InvalidArguments("the answer does not match the last request", vbucket=self.copy.number)
         match answer:
             case upr.FailoverLogResponse():
-                return self._compare(failover_log(answer.log))
+                return self._heard_log(failover_log(answer.log))
             case upr.StreamRequestResponse():
                 return self._accepted(failover_log(answer.log))
             case upr.RollbackRequired() | dcp.RollbackRequired():
@@ -129,9 +134,17 @@ class Negotiation:
         before = self.copy.position.seqno
         if before == 0:
             raise RollbackRequired("the producer asks for a rollback below 0", vbucket=self.copy.number)
+        if self.copy.state is VbucketState.PENDING and self._back_to is None:
+            self._back_to = seqno
+            return self._ask_for_log()
+        self._back_to = None
         if self.copy.roll_back(min(seqno, before)) >= before:
             self.copy.roll_back(0)
         return self._ask()
+
+    def _heard_log(self, theirs: FailoverLog) -> Request:
+        self.copy.check_failover_log(theirs)
+        return self._compare(theirs) if self._back_to is None else self._back(self._back_to)
 
     def _compare(self, theirs: FailoverLog) -> Request:
         """Choose where to resume, and the entry of our log to send."""

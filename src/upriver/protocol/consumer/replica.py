@@ -27,7 +27,10 @@ class Replica:
         options: ConsumerOptions | None = None,
         on_output: Callable[[], object] | None = None,
         on_end: Callable[[ConsumerStream], object] | None = None,
+        on_refusal: Callable[[int, StatusError], object] | None = None,
     ) -> None:
+        """``on_refusal`` is called with the vbucket and the reason when a stream is not added."""
+        self.on_refusal = on_refusal
         self.consumer = ConsumerConnection(sink, now, options, on_output=on_output, on_end=on_end)
         self._closing = ""
         self._answers: list[bytes] = []
@@ -77,12 +80,17 @@ class Replica:
             if error is None:
                 self._send(upr.AddStreamResponse(stream_opaque=stream.opaque, opaque=request.opaque))
             else:
-                self._refuse(request, error)
+                refused(error)
+
+        def refused(error: StatusError) -> None:
+            self._refuse(request, error)
+            if self.on_refusal is not None:
+                self.on_refusal(request.vbucket, error)
 
         try:
             self.consumer.add_stream(request.vbucket, answered, flags=int(request.flags & upr.AddStreamFlag.TAKEOVER))
         except StatusError as error:
-            self._refuse(request, error)
+            refused(error)
 
     def _close_stream(self, request: upr.CloseStream) -> None:
         try:

@@ -44,6 +44,9 @@ class SinkVbucket(Protocol):
     def roll_back(self, seqno: int) -> int:
         """Roll back to a consistent point at or below the seqno; return that seqno."""
 
+    def check_failover_log(self, log: FailoverLog) -> None:
+        """Raise a StatusError if the copy must not continue under this log; called before it is rolled back."""
+
     def replace_failover_log(self, log: FailoverLog) -> None:
         """Take the producer's log after it has accepted the request."""
 

@@ -14,7 +14,7 @@ docs/semantics.md; ``_decide`` carries it out.
 
 An interrupted takeover is continued or undone only if the destination was never active since. It was not if it is
 pending and on a branch that the source knows: a copy is pending on disk before the source becomes dead, and no longer
-pending once its role changes or a stream feeds it from another branch. (The failover logs of two copies alone are not
+pending once its role changes or a stream feeds it from a newer branch. (The failover logs of two copies alone are not
 enough: a copy that was active, and is a replica again, may be fed by a node that knows nothing of it.) A source that
 knows that the takeover was completed refuses both. While the destination cannot be reached, a dead source stays dead:
 the destination may be active. A source that is still active has sent nothing that could make the destination active, so
