@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 SOURCE = ROOT / "src" / "upriver"
 TESTS = frozenset(
     chain.from_iterable(re.findall(r"def (test_\w+)", path.read_text()) for path in (ROOT / "tests").rglob("test_*.py"))

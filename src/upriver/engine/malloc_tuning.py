@@ -17,7 +17,7 @@ from typing import Final
 
 #: Trim after this many bytes were allocated and freed.
 RETURNED_BYTES: Final = 16 * 2**20
-#: What a thread may keep for its next use: some messages of a stream with their parts.
+#: Bytes that a thread may keep for reuse: a few stream messages and their parts.
 KEPT_BYTES: Final = 8 * 2**20
 #: Blocks of this size are mapped and unmapped one by one.
 MAPPED_BYTES: Final = 4 * 2**20

@@ -37,5 +37,5 @@ class Change:
     lock_time: int = 0
     datatype: int = 0
     key: bytes
-    #: Empty where there is none; of a consumer that fetches no values, None instead (``keys_only``).
+    #: Empty if there is no value; None if the consumer fetches keys only.
     value: bytes = b""

@@ -21,11 +21,6 @@ PREFIX: Final = struct.Struct("=QIB3x")
 SUPERSEDED_BY_OFFSET: Final = 0
 TIME_OFFSET: Final = 8
 TTL_OFFSET: Final = 12
-MARKS_OFFSET: Final = 13
-#: Mark: the value is only on disk; the record in memory ends after its key.
-EVICTED: Final = 1
-#: Mark: the value was read since the last eviction.
-REFERENCED: Final = 2
 #: Records in memory and on disk start at multiples of this many bytes.
 ALIGNMENT: Final = 8
 

@@ -149,7 +149,7 @@ class NodeOptions:
     keepalive_s: float = option(
         KEEPALIVE_S,
         _SECONDS,
-        "an idle peer that has answered no TCP keepalive for about this long is lost; 0 for never",
+        "close an idle connection whose peer has answered no TCP keepalive for about this long; 0 for never",
     )
     idle_s: float = option(0.0, _SECONDS, "close connections that are idle for this long; 0 for never")
     #: Where each value comes from, for the error about a bad one.

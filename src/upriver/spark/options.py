@@ -127,7 +127,7 @@ class ReadOptions(ConnectionOptions):
     )
     min_partitions: int | None = option(None, as_count, "minimum number of tasks, at most one per vbucket")
     cores: int | None = option(
-        None, as_count, "cores that tasks can use, which large batches do; by default those of the driver's machine"
+        None, as_count, "number of cores that tasks can use; default: the cores of the driver's machine"
     )
     on_rollback: Policy = option("fail", one_of(*POLICIES), "what to do when the source rolls back")
     fail_on_data_loss: bool = option(True, as_flag, "fail if a vbucket is gone or its history was replaced")

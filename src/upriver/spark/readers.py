@@ -299,7 +299,7 @@ class StreamReader(_Ranges, DataSourceStreamReader, SupportsTriggerAvailableNow)
         changes = 0
         for number, seqno in behind.items():
             end_seqno, visible = found.get(number, (seqno, 0))
-            # What a node has not looked at may be that many changes.
+            # Each seqno that the node did not count may be a change.
             changes += visible if visible >= least else visible + max(0, high_seqnos[number] - end_seqno)
         self._counted = before, seqnos, changes
         return changes >= least

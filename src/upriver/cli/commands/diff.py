@@ -40,8 +40,8 @@ def diff(first: Address, vbuckets: tuple[int, ...] | None, patience: float, as_j
 
     It prints a line for each document that the second node, ADDRESS, lacks (missing), has in addition (extra), or has
     with another value, flags or expiry (different). A line without a key concerns a whole vbucket. Each node is asked
-    for its own copies in every role except dead, so that replicas can be compared with their source. A few vbuckets are
-    compared at a time, as they are when their turn comes; concurrent writes show up as differences.
+    for its own copies in every role except dead, so that replicas can be compared with their source. It compares a few
+    vbuckets at a time, each in its state at that moment; concurrent writes show up as differences.
 
     The exit code is 0 if both nodes hold the same, and 1 if they differ or cannot be read.
 

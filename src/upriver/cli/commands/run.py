@@ -28,7 +28,7 @@ _SHARED: Final = (
     click.Option(["--checkpoint"], metavar="DIR", help="Directory for progress. [default: by source and target]"),
     click.Option(["--once"], is_flag=True, help="Stop at the changes that exist now."),
     click.Option(
-        ["--for", "for_"], type=TIME, metavar="TIME", help="Stop after this time, without that of Spark's start."
+        ["--for", "for_"], type=TIME, metavar="TIME", help="Stop after this time, not counting Spark's start."
     ),
     click.Option(["--forever"], is_flag=True, help="Run until Ctrl-C; the default."),
     click.Option(["--master"], metavar="URL", help="Use this Spark instead of a local one."),

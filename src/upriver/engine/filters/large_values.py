@@ -97,7 +97,7 @@ class LargeValues:
         process.wait()
 
     def close(self) -> None:
-        """Stop the process. What waits is never judged."""
+        """Stop the process. Values that still wait are never checked."""
         with self._lock:
             self._closed = True
             self._no_room.clear()

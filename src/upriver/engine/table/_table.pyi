@@ -224,7 +224,7 @@ class Table:
         prefix: bytes = b"",
         block: Data | None = None,
     ) -> tuple[int, int, int, int, int]:
-        """The same as ``read`` into a buffer: the bytes used, then as there; 0 if the next record does not fit."""
+        """Like ``read``, but into a buffer. The first number is the bytes used; 0 if the next record does not fit."""
     def read_columns(
         self,
         after: int,

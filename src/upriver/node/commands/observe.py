@@ -135,6 +135,6 @@ def start_persistence(session: Session, request: StartPersistence) -> Answer:
     """Write to disk again, starting with the pending changes."""
     flusher = session.node.bucket.flusher
     if flusher.running:
-        raise InvalidArguments("persistence is not stopped")
+        raise InvalidArguments("persistence is running: stop it first")
     flusher.start()
     return success(request)

@@ -16,7 +16,7 @@ from upriver.wire import Buffer, Message, dcp, upr
 if TYPE_CHECKING:
     from upriver.node.streams.service import StreamService
 
-#: The pause before a run is tried again for which there was no room.
+#: The pause before retrying a run for which there was no room.
 RETRY_S: Final = 0.01
 #: What the node asks for where a listener is pinned to a dialect. `upr` has no settings, and therefore no noops.
 _OPTIONS: Final = {

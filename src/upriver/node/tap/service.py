@@ -140,7 +140,7 @@ class TapService(PacketHandler):
         try:
             session.authorize(Role.STREAM)
             if session.stream is not None:
-                raise KeyExists("the connection streams already")
+                raise KeyExists("this connection already has a TAP stream: open another one")
             plan = plan_of(request, self.node.clock())
             self._check_vbuckets(plan)
             if plan.takeover:  # making vbuckets dead decides which copy is active
@@ -165,7 +165,7 @@ class TapService(PacketHandler):
     def _check_vbuckets(self, plan: TapPlan) -> None:
         highest, count = max(plan.vbuckets or (0,)), len(self.node.bucket)
         if highest >= count:
-            raise NotMyVbucket(f"there is no vbucket {highest}: the bucket has {count}, from 0 on")
+            raise NotMyVbucket(f"vbucket {highest} does not exist: the bucket has vbuckets 0 to {count - 1}")
 
     def _name(self, request: tap.Connect) -> str:
         """The client's name, or one that is made up. A made-up name belongs to its client while that is known."""

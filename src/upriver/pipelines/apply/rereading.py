@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from upriver.errors import DataLoss
 from upriver.pipelines.apply.applying import NOTHING
+from upriver.pipelines.apply.task_apply import ATTEMPTS_MAX, read_ahead
 from upriver.pipelines.targets.target import NodeSource, ReadAhead, ReadBasis
 from upriver.spark import (
     FIELDS,
@@ -22,8 +23,6 @@ from upriver.spark import (
     VbucketOffset,
 )
 
-#: How often a vbucket is read if it changes its branch meanwhile.
-ATTEMPTS_MAX: Final = 5
 #: Changes to hold in memory at a time; at least those of one vbucket.
 CHANGES_MAX: Final = 256 * 1024
 
@@ -69,7 +68,7 @@ class NodeReader(NodeSource):
             after = self._states(left)
             same = {number for number in left if after[number].vbucket_uuid == before[number].vbucket_uuid}
             tables.append(_of(rows, same))
-            ahead |= {number: _ahead(before[number], after[number]) for number in same}
+            ahead |= {number: read_ahead(before[number], after[number]) for number in same}
             left -= same
             if not left:
                 return pa.concat_tables(tables), ahead
@@ -107,12 +106,3 @@ class NodeReader(NodeSource):
 def _of(rows: pa.Table, vbuckets: set[int]) -> pa.Table:
     wanted = pc.is_in(rows.column("vbucket"), pa.array(sorted(vbuckets), pa.int32()))
     return rows.filter(pc.and_(wanted, pc.is_valid(rows.column("key"))))
-
-
-def _ahead(before: SourceState, after: SourceState) -> ReadAhead:
-    """Whether the read is the exact state at its end: nothing changed meanwhile, or the node keeps all versions."""
-    end = before.high_seqno
-    exact = after.exact_from is not None and after.exact_from <= end
-    if exact or after.high_seqno == end:
-        return ReadAhead(before.vbucket_uuid, end, end, before.purge_seqno)
-    return ReadAhead(before.vbucket_uuid, 0, after.high_seqno, before.purge_seqno)

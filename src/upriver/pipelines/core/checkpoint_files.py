@@ -146,7 +146,8 @@ class SparkFiles(CheckpointFiles):
             stream.close()
         files.delete(target, False)
         if not files.rename(unfinished, target):
-            raise CheckpointError(f"{self.root}/{name}", "the file could not be renamed")
+            why = "the file could not be renamed: check permissions and free space, and start again"
+            raise CheckpointError(f"{self.root}/{name}", why)
 
     def names(self, folder: str = "") -> list[str]:
         """The names in a folder."""

@@ -55,7 +55,7 @@ class MirrorOptions(PipelineOptions):
     deletion_vectors: str | None = option(
         None,
         one_of("on", "off"),
-        "hide old versions by deletion vectors, or write their files again; by default as the table does, a new one on",
+        "hide old versions by deletion vectors, or write their files again; default: as the table is, on for a new one",
     )
     adopt: bool = option(False, as_flag, "take over the table of a lost checkpoint, and replace what it holds")
     errors_to: str | None = option(

@@ -149,7 +149,7 @@ def _memcached_refusal(request: Message, error: StatusError) -> Message:
 
 
 def _draft_refusal(_: Message, error: StatusError) -> Message:
-    """The two drafts have an answer of its own for one refusal, and an error for all others."""
+    """The two drafts have a separate answer for one refusal, and a general error for all others."""
     if isinstance(error, NotMyVbucket):
         return upr_draft1.NotMyVbucket()
     return upr_draft1.RequestError(status=Status(error.status), text=text_of(error))

@@ -265,7 +265,7 @@ class TapProducer:
         by_checkpoint = TapPosition.at_checkpoint(self.plan, start, *began)
         if start is None or known is None or not known.acks:
             return by_checkpoint
-        # What the client has not acknowledged is sent, whatever it says.
+        # Unacknowledged changes are sent again, whatever checkpoint the client names.
         known = known.under(self.plan, began[1])
         is_comparable = known.position.vbucket_uuid == by_checkpoint.position.vbucket_uuid
         return by_checkpoint if is_comparable and start <= known.position.seqno else known

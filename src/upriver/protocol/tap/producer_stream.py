@@ -192,7 +192,7 @@ class TapProducerStream:
         return self.cursor
 
     def _announce(self, since: int) -> None:
-        """Say that a backfill begins. One of everything makes the consumer drop what it has. Otherwise the CAS field,
+        """Say that a backfill begins. A full one makes the consumer drop its contents. Otherwise the CAS field,
         which control messages do not use, has the date from which changes are sent."""
         self._backfills = True
         self._queue(tap.Opaque(control=Control.INITIAL_VBUCKET_STREAM, cas=since))

@@ -76,7 +76,7 @@ class KeeperSettings:
     #: The columns that the user wants; None if documents decide.
     schema: TableSchema | None = None
     share: float = 0.01
-    #: Whether old versions are hidden by deletion vectors; None: as the table is, and for a new one they are.
+    #: Whether deletion vectors hide old versions; None keeps the table's setting, which is on for a new table.
     vectors: bool | None = None
     #: Take over a table of another query, and replace what it holds.
     adopt: bool = False
