@@ -27,7 +27,7 @@ demo: $(VENV)/.built ## two nodes, a table and an index on Spark, a crash and a 
 	$(BIN)/python -m demo
 
 # WORKERS processes share the tests; all that share a Spark run in one of them.
-WORKERS ?= 2
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
 
 test: class-archive ## run the tests

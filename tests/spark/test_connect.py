@@ -34,6 +34,7 @@ def test_a_client(upriver_node: EmbeddedNode, connect_server: ConnectServer, tmp
         assert contents_at(upriver_node.address).keys() == {b"a", b"c"}
 
 
+@pytest.mark.slow
 def test_the_example_of_a_declarative_pipeline(
     upriver_node: EmbeddedNode, connect_server: ConnectServer, tmp_path: Path
 ) -> None:

@@ -37,7 +37,7 @@ def work(*rows: dict[str, object], number: int | None = 0, **others: object) -> 
     return Work(query="q", number=number, rows=table(rows), **others)  # type: ignore[arg-type]
 
 
-@settings(max_examples=by_depth(quick=2, deep=8))
+@settings(max_examples=by_depth(quick=1, deep=8))
 @given(seed=st.integers(0, 2**32))
 def test_an_index_ends_with_the_nodes_contents(seed: int) -> None:
     with served(FakeOpenSearch) as server:
